@@ -41,15 +41,13 @@ def added_back(p: Any, x: Any) -> Any:
 
 
 def taken_back(p: Any, x: Any) -> Any:
-    """Results are put back in place by the inverse order, and added up; an auxiliary
-    loss reads how many tokens each expert has."""
+    """Results are put back in place by the inverse order, and added up."""
     weights, experts = routed(p, x)
     order = jnp.argsort(experts.reshape(-1))
     rows = jnp.take(x, order // CHOICES, axis=0)
     sizes = jax.nn.one_hot(experts.reshape(-1), EXPERTS, dtype=jnp.int32).sum(0)
     y = jnp.take(multiplied(p, rows, sizes), jnp.argsort(order), axis=0)
-    y = jnp.einsum("tk,tkd->td", weights, y.reshape(-1, CHOICES, x.shape[-1]))
-    return y + 1e-2 * jnp.mean(jnp.square(sizes / x.shape[0]))
+    return jnp.einsum("tk,tkd->td", weights, y.reshape(-1, CHOICES, x.shape[-1]))
 
 
 def with_biases(p: Any, x: Any) -> Any:
@@ -62,7 +60,6 @@ def with_biases(p: Any, x: Any) -> Any:
     sizes = jnp.bincount(found, length=EXPERTS).astype(jnp.int32)
     y = multiplied(p, jnp.repeat(x, CHOICES, axis=0)[order], sizes)
     y = (y + p["bias"][found]) * weights[:, None]
-    y *= 1 + 1e-2 * jnp.mean(jnp.square(sizes / x.shape[0]))
     y = jnp.zeros_like(y).at[order].set(y, unique_indices=True)
     return y.reshape(-1, CHOICES, x.shape[-1]).sum(1)
 
@@ -72,15 +69,22 @@ def written_inverse(p: Any, x: Any) -> Any:
     weights, experts = routed(p, x)
     order = jnp.argsort(experts.reshape(-1))
     inverse = jnp.zeros_like(order).at[order].set(jnp.arange(order.size))
-    sizes = jnp.bincount(experts.reshape(-1), length=EXPERTS)
+    sizes = jnp.bincount(experts.reshape(-1)[order], length=EXPERTS)
     y = multiplied(p, x[order // CHOICES], sizes)[inverse]
     return (y.reshape(-1, CHOICES, x.shape[-1]) * weights[..., None]).sum(1)
+
+
+def balanced(p: Any, x: Any) -> Any:
+    """An auxiliary term reads how many tokens each expert has, from sorted keys."""
+    _, experts = routed(p, x)
+    sizes = jnp.bincount(jnp.sort(experts.reshape(-1)), length=EXPERTS)
+    return with_biases(p, x) * (1 + 1e-2 * jnp.mean(jnp.square(sizes / x.shape[0])))
 
 
 LAYERS: list[Layer] = [added_back, taken_back, with_biases, written_inverse]
 
 
-def params(count: int = 2) -> Any:
+def params(count: int = 1) -> Any:
     """Weights of some layers."""
     keys = iter(jax.random.split(jax.random.key(0), 8))
     shapes = {
@@ -93,14 +97,14 @@ def params(count: int = 2) -> Any:
     }
 
 
-def batch(rows: int = 8, length: int = 3) -> Any:
+def batch(rows: int = 6, length: int = 4) -> Any:
     """Inputs and targets, [rows, length, width]."""
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(2, rows, length, WIDTH)).astype(np.float32)
     return {"x": x, "y": y}
 
 
-def step_of(layer: Layer, loop: str = "unroll") -> Callable[[Any, Any], Any]:
+def step_of(layer: Layer, loop: str = "scan") -> Callable[[Any, Any], Any]:
     """Return a training step of some layers, in a scan or not."""
 
     def loss(p: Any, data: Any) -> Any:

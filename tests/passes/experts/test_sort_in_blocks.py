@@ -23,6 +23,7 @@ from tests.passes.experts.mixtures import (
     CHOICES,
     EXPERTS,
     LAYERS,
+    balanced,
     batch,
     in_blocks,
     multiplied,
@@ -51,7 +52,7 @@ LOOPS = "unroll", "scan", "checkpoint"
 DIVISIONS = [(4, 1), (8, 2), (1, 3), (2, 6)]
 ALL = [
     (layer, loop, *division)
-    for layer in LAYERS
+    for layer in (*LAYERS, balanced)
     for loop in LOOPS
     for division in DIVISIONS
 ]
@@ -65,7 +66,7 @@ ALL = [
 def test_numbers_are_those_of_all_tokens_sorted_together(
     layer: Any, loop: str, count: int, parts: int
 ) -> None:
-    step, args = step_of(layer, loop), (params(), batch())
+    step, args = step_of(layer, loop), (params(2), batch(8, 3))
     run, closed = in_blocks(step, args, count, parts)
     lead = (count,) if parts == 1 else (parts, count)
     assert group_sizes(closed) == {(*lead, EXPERTS // parts)}
@@ -75,7 +76,7 @@ def test_numbers_are_those_of_all_tokens_sorted_together(
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("chosen", [[0, 1], [5, 2]], ids=str)
 def test_experts_without_tokens_and_with_all(parts: int, chosen: list[int]) -> None:
-    step, (p, data) = step_of(LAYERS[0]), (params(), batch())
+    step, (p, data) = step_of(LAYERS[0], "unroll"), (params(2), batch(8, 3))
     data["x"] = np.abs(data["x"])
     router = np.zeros(p["router"].shape, np.float32)
     router[..., chosen] = 1.0
@@ -105,7 +106,7 @@ def test_experts_without_tokens_and_with_all(parts: int, chosen: list[int]) -> N
 def test_numbers_on_eight_devices(
     layer: Any, loop: str, count: int, parts: int, mesh: Any, pin: Any
 ) -> None:
-    step, args = step_of(layer, loop), (params(), batch())
+    step, args = step_of(layer, loop), (params(2), batch(8, 3))
     run, _ = in_blocks(step, args, count, parts)
     pins = {"data['x']": pin, "data['y']": pin}
 
@@ -125,7 +126,7 @@ def test_what_reads_the_order_of_all_tokens_sorts_them_together() -> None:
         y = lax.cumsum(y, axis=0)
         return jnp.zeros_like(x).at[order // CHOICES].add(y)
 
-    step, args = step_of(layer), (params(), batch())
+    step, args = step_of(layer, "unroll"), (params(2), batch(8, 3))
     traced = trace(step, args, {})
     assert sorted_tokens(traced.closed_jaxpr, traced.program) is None
     with pytest.raises(MicrobatchError, match="sorts no tokens"):
@@ -135,7 +136,7 @@ def test_what_reads_the_order_of_all_tokens_sorts_them_together() -> None:
 @pytest.mark.parametrize(("count", "parts"), [(3, 1), (4, 4)])
 def test_divisions_that_leave_a_rest_are_refused(count: int, parts: int) -> None:
     with pytest.raises(MicrobatchError, match="divided so"):
-        in_blocks(step_of(LAYERS[0]), (params(), batch()), count, parts)
+        in_blocks(step_of(LAYERS[0], "unroll"), (params(2), batch(8, 3)), count, parts)
 
 
 @pytest.mark.parametrize("seed", covering(range(24), range(3)))

@@ -4,113 +4,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import rhino_jax as rhino
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.passes.microbatch import MicrobatchCut
+from tests.passes.experts.mixtures import (
+    CHOICES,
+    EXPERTS,
+    LAYERS,
+    WIDTH,
+    added_back,
+    batch,
+    multiplied,
+    params,
+    routed,
+    step_of,
+    taken_back,
+)
 from tests.passes.microbatch.helpers_microbatch import check, cut_of
-
-
-WIDTH, HIDDEN, GROUPS, CHOICES = 8, 12, 5, 2
-
-
-def routed(p, x):
-    """Weights and experts of each token."""
-    chances = jax.nn.softmax(x @ p["router"])
-    return lax.top_k(chances, CHOICES)
-
-
-def products(p, rows, sizes):
-    gate = jax.nn.silu(lax.ragged_dot(rows, p["gate"], sizes))
-    return lax.ragged_dot(gate * lax.ragged_dot(rows, p["up"], sizes), p["down"], sizes)
-
-
-def added_back(p, x):
-    """Results are added to their tokens."""
-    weights, experts = routed(p, x)
-    order = jnp.argsort(experts.reshape(-1))
-    sizes = jnp.bincount(experts.reshape(-1), length=GROUPS)
-    y = products(p, x[order // CHOICES], sizes)
-    y *= weights.reshape(-1)[order][:, None]
-    return jnp.zeros_like(x).at[order // CHOICES].add(y)
-
-
-def taken_back(p, x):
-    """Results are put back in place by the inverse order, and added up."""
-    weights, experts = routed(p, x)
-    order = jnp.argsort(experts.reshape(-1))
-    rows = jnp.take(x, order // CHOICES, axis=0)
-    sizes = jax.nn.one_hot(experts.reshape(-1), GROUPS, dtype=jnp.int32).sum(0)
-    y = jnp.take(products(p, rows, sizes), jnp.argsort(order), axis=0)
-    return jnp.einsum("tk,tkd->td", weights, y.reshape(-1, CHOICES, x.shape[-1]))
-
-
-def repeated_first(p, x):
-    """Tokens are repeated, then sorted together with their weights."""
-    weights, experts = routed(p, x)
-    keys = experts.reshape(-1)
-    found, order, weights = lax.sort(
-        (keys, jnp.arange(keys.size), weights.reshape(-1)), num_keys=1, is_stable=True
-    )
-    sizes = jnp.bincount(found, length=GROUPS).astype(jnp.int32)
-    y = products(p, jnp.repeat(x, CHOICES, axis=0)[order], sizes)
-    y = (y + p["bias"][found]) * weights[:, None]
-    y = jnp.zeros_like(y).at[order].set(y, unique_indices=True)
-    return y.reshape(-1, CHOICES, x.shape[-1]).sum(1)
-
-
-def written_inverse(p, x):
-    weights, experts = routed(p, x)
-    order = jnp.argsort(experts.reshape(-1))
-    inverse = jnp.zeros_like(order).at[order].set(jnp.arange(order.size))
-    sizes = jnp.bincount(experts.reshape(-1)[order], length=GROUPS)
-    y = products(p, x[order // CHOICES], sizes)[inverse]
-    return (y.reshape(-1, CHOICES, x.shape[-1]) * weights[..., None]).sum(1)
-
-
-LAYERS = [added_back, taken_back, repeated_first, written_inverse]
-
-
-def params(count=1):
-    keys = iter(jax.random.split(jax.random.key(0), 8))
-    shapes = {
-        "router": (WIDTH, GROUPS), "gate": (GROUPS, WIDTH, HIDDEN),
-        "up": (GROUPS, WIDTH, HIDDEN), "down": (GROUPS, HIDDEN, WIDTH),
-        "bias": (GROUPS, WIDTH),
-    }  # fmt: skip
-    return {
-        k: jax.random.normal(next(keys), (count, *s)) / 3 for k, s in shapes.items()
-    }
-
-
-def step_of(layer, loop="scan", after=None):
-    def loss(p, batch):
-        x = batch["x"].reshape(-1, WIDTH)
-
-        def body(x, p):
-            return x + layer(p, x), None
-
-        if loop == "checkpoint":
-            body = jax.checkpoint(body)
-        if loop == "unroll":
-            for k in range(p["up"].shape[0]):
-                x, _ = body(x, jax.tree.map(lambda a, k=k: a[k], p))
-        else:
-            x, _ = lax.scan(body, x, p)
-        return jnp.mean(jnp.square(x - batch["y"].reshape(x.shape)))
-
-    def step(p, batch):
-        value, grads = jax.value_and_grad(loss)(p, batch)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, p, grads), value
-
-    return step
-
-
-def batch(rows=6, length=4):
-    rng = np.random.default_rng(1)
-    draw = lambda: rng.normal(size=(rows, length, WIDTH)).astype(np.float32)  # noqa: E731
-    return {"x": draw(), "y": draw()}
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -135,10 +46,10 @@ def limited(p, x, most=3):
     """Each expert drops what comes after its first rows."""
     weights, experts = routed(p, x)
     order = jnp.argsort(experts.reshape(-1))
-    sizes = jnp.bincount(experts.reshape(-1), length=GROUPS)
+    sizes = jnp.bincount(experts.reshape(-1), length=EXPERTS)
     first = jnp.cumsum(sizes) - sizes
     place = jnp.arange(order.size) - first[experts.reshape(-1)[order]]
-    y = products(p, x[order // CHOICES], sizes)
+    y = multiplied(p, x[order // CHOICES], sizes)
     y = jnp.where(place[:, None] < most, y, 0) * weights.reshape(-1)[order][:, None]
     return jnp.zeros_like(x).at[order // CHOICES].add(y)
 
@@ -154,8 +65,8 @@ def counted_otherwise(p, x):
     """Groups are counted by other keys than rows are sorted by."""
     _, experts = routed(p, x)
     order = jnp.argsort(experts.reshape(-1))
-    sizes = jnp.bincount((experts.reshape(-1) + 1) % GROUPS, length=GROUPS)
-    y = products(p, x[order // CHOICES], sizes)
+    sizes = jnp.bincount((experts.reshape(-1) + 1) % EXPERTS, length=EXPERTS)
+    y = multiplied(p, x[order // CHOICES], sizes)
     return jnp.zeros_like(x).at[order // CHOICES].add(y)
 
 
