@@ -63,7 +63,7 @@ def test_plans_take_what_compiles_faster(
     x = S((*rows.shape, WIDTH), jnp.bfloat16)
     args = [p, p], x, x
     seconds = []
-    for grouped in ("as written", "auto"):
+    for grouped in ("as written", "auto") if is_taken else ("auto",):
         plan = rhino.plan(
             step, *args, mesh={"x": 8}, hardware=hardware, grouped=grouped,
             progress=False, donate_argnums=0,
@@ -81,8 +81,8 @@ def test_plans_take_what_compiles_faster(
         )
         assert verified.ok, verified.table()
         seconds.append(compiled.step_time_s)
-        if not is_taken:
-            break
+        for row in plan.variants:
+            print(f"  {row.name}: {row.step_time_s * 1e3:.2f} ms")
     taken = [t.name for t in plan.transforms]
     assert (EXPERTS in taken) is is_taken
     assert not is_taken or seconds[1] < 0.9 * seconds[0]
