@@ -39,7 +39,7 @@ def arrays_of(args: Any, traced: Any) -> list[Any]:
 def doubled(args: Any) -> Any:
     """The same numbers in float64; to be used where x64 is enabled."""
     return jax.tree.map(
-        lambda x: x.astype("float64") if x.dtype == "float32" else x, args
+        lambda x: x.astype("float64") if jnp.result_type(x) == "float32" else x, args
     )
 
 
