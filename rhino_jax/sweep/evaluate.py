@@ -146,7 +146,7 @@ class Evaluator:
         return target, devices, config.mesh, *config.passes
 
     def analysis(self, program: Program, target: Target) -> ProgramAnalysis:
-        """Return a program's analysis, shared by targets of one kind of device."""
+        """As `Meshes.analysis`."""
         return self.meshes.analysis(self.meshes.number(program), target)
 
     def begin(

@@ -105,12 +105,14 @@ class Meshes:
 
     Attributes:
       programs: programs by number.
-      analyses: analyses by number of the program, and device.
+      analyses: analyses by number of the program, device, and number of devices.
       counts: work of all searches.
     """
 
     programs: dict[int, Program] = field(default_factory=dict)
-    analyses: dict[tuple[int, Device], ProgramAnalysis] = field(default_factory=dict)
+    analyses: dict[tuple[int, Device, int | None], ProgramAnalysis] = field(
+        default_factory=dict
+    )
     counts: Counts = field(default_factory=Counts)
 
     def number(self, program: Program) -> int:
@@ -123,8 +125,9 @@ class Meshes:
         return number
 
     def analysis(self, number: int, target: Target) -> ProgramAnalysis:
-        """Return a program's analysis, shared by targets of one kind of device."""
-        key = number, target.device
+        """Return a program's analysis, shared by targets of equally many devices of
+        one kind: how many there are decides what may stay on chip."""
+        key = number, target.device, target.num_devices
         found = self.analyses.get(key)
         if found is None:
             found = self.analyses[key] = ProgramAnalysis.of(

@@ -71,6 +71,21 @@ def test_points_are_what_plans_give() -> None:
         assert point.step_s <= 1.2 * fresh.predicted.step_time_s
 
 
+def test_a_point_is_the_same_whatever_was_planned_before_it() -> None:
+    """What stays on chip follows from the number of devices."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        for _ in range(4):
+            x = x + jax.nn.softmax(x @ w)
+        return (x.astype(jnp.float32) ** 2).mean()
+
+    w, x = (jax.ShapeDtypeStruct((n, 1024), jnp.bfloat16) for n in (1024, 1 << 18))
+    options = {"hardware": "v5e", "progress": False, "workers": 1}
+    alone = rhino.sweep(jax.grad(loss), w, x, devices=[16], **options)
+    after = rhino.sweep(jax.grad(loss), w, x, devices=[2, 16], **options)
+    assert after.points[-1].step_s == alone.points[0].step_s
+
+
 def test_hardware_is_one_however_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """What differs in its budget alone is searched once; targets are told apart by what
     they are."""
