@@ -10,6 +10,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain, compress, count
 from typing import Any, Generic
 
 import jax
@@ -23,7 +24,7 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.compile_only import compiler_options as needed_options
 from rhino_jax.passes.apply import apply_passes
 from rhino_jax.plan.plan import AnyPlan
-from rhino_jax.runtime.buffers import Donations, Feedback, copied, unshared
+from rhino_jax.runtime.buffers import Donations, Feedback, copied, is_deleted, unshared
 from rhino_jax.runtime.meshes import not_runnable
 from rhino_jax.runtime.processes.across import placed
 from rhino_jax.runtime.processes.agree import processes_of_mesh
@@ -150,10 +151,10 @@ class Bound(Generic[AnyPlan]):
         if types == self._seen:
             self._seen = types  # identical ones are compared at once
             return Arguments(arrays, [])
-        columns = zip(arrays, *types, *self._seen, strict=True)
         to_move: list[int] = []
-        for i, (x, *now, aval, sharding) in enumerate(columns):
-            if now == [aval, sharding]:
+        for i in _others(types, self._seen):
+            x, now = arrays[i], [column[i] for column in types]
+            if now == [column[i] for column in self._seen]:
                 continue
             if isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct | jax.Ref):
                 return None
@@ -224,8 +225,9 @@ class Bound(Generic[AnyPlan]):
         if not self.executable.is_runnable:
             raise not_runnable(self.plan, self.mesh)
         self.storage.check(arguments.arrays)
-        # One SPMD program checks this itself, before it consumes any buffer.
-        if arguments.to_move or self.plan.pipeline is not None:
+        # One SPMD program checks what is not moved, before it consumes any buffer.
+        moved = [arguments.arrays[i] for i in arguments.to_move]
+        if self.plan.pipeline is not None or any(map(is_deleted, moved)):
             self._donations.check_alive(arguments.arrays)
         if arguments.lifted is None:
             self._donations.check(arguments.arrays, arguments.to_move)
@@ -271,13 +273,12 @@ class Bound(Generic[AnyPlan]):
         Not those that are returned unchanged: a moved array may share the original's
         buffer.
         """
-        returned = set(map(id, outs))
-        for i in arguments.to_move:
-            if id(placed[i]) in returned:
-                continue
+        moved = [i for i in arguments.to_move if self.traced.donated[i]]
+        returned = set(map(id, outs)) if moved else set()
+        for i in moved:
             original = arguments.arrays[i]
             if (
-                self.traced.donated[i]
+                id(placed[i]) not in returned
                 and isinstance(original, jax.Array)
                 and not isinstance(placed[i], jax.core.Tracer)
                 and not original.is_deleted()
@@ -320,6 +321,14 @@ class Bound(Generic[AnyPlan]):
                 types, [*self.in_shardings, *self.const_shardings], strict=True
             )
         ]
+
+
+def _others(now: list[list[Any]], before: list[list[Any]]) -> list[int]:
+    """Return the positions where columns do not hold the same objects."""
+    differ = [a != b for a, b in zip(now, before, strict=True)]
+    pairs = zip(compress(now, differ), compress(before, differ), strict=True)
+    columns = [compress(count(), map(operator.is_not, *pair)) for pair in pairs]
+    return sorted({*chain(*columns)})
 
 
 class Arguments:

@@ -59,6 +59,11 @@ def unshared(arrays: list[Any], owned: Sequence[int]) -> list[Any]:
     return arrays
 
 
+def is_deleted(x: Any) -> bool:
+    """Whether it is an array whose buffers are gone: donated, or deleted."""
+    return getattr(x, "is_deleted", bool)()
+
+
 def copied(x: Any) -> Any:
     """Return a copy in a buffer of its own; a Python scalar as it is.
 
@@ -121,9 +126,7 @@ class Donations:
           TraceError: an array is deleted; the error names the first one.
         """
         gone = [
-            path
-            for path, x in zip(self._paths, arrays, strict=False)
-            if getattr(x, "is_deleted", bool)()
+            path for path, x in zip(self._paths, arrays, strict=False) if is_deleted(x)
         ]
         if gone:
             more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
