@@ -57,7 +57,7 @@ CODE_TOKENS = {
     "hardware": 13_400,
     "ir": 12_300,
     "model": 22_900,
-    "models": 16_200,
+    "models": 17_700,
     "passes": 102_600,
     "pipeline": 32_300,
     "plan": 19_100,

@@ -1,6 +1,7 @@
 """LLaMA: grouped-query attention, rotary positions, SwiGLU, RMSNorm.
 
-Source: Touvron et al. 2023 (LLaMA); Grattafiori et al. 2024 (Llama 3), table 3.
+Source: Touvron et al. 2023 (LLaMA); Grattafiori et al. 2024 (Llama 3), table 3;
+Qwen Team 2025 (Qwen3), section 2: norms of queries and keys.
 """
 
 from __future__ import annotations
@@ -26,15 +27,19 @@ class LlamaConfig(DecoderConfig):
     Attributes:
       rope_theta: base of the rotary frequencies.
       tied_embedding: whether the output uses the embedding's transpose.
+      head_size: width of a head; 0: d_model / num_heads.
+      norms_heads: whether each head's queries and keys are normalized by RMSNorm.
     """
 
     num_kv_heads: int
     rope_theta: float = 10000.0
     tied_embedding: bool = False
+    head_size: int = 0
+    norms_heads: bool = False
 
     @property
     def d_head(self) -> int:
-        return self.d_model // self.num_heads
+        return self.head_size or self.d_model // self.num_heads
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         yield from super().conflicts()
@@ -78,8 +83,11 @@ def grouped_attention(
     params: Params, x: jax.Array, mask: jax.Array, theta: float, form: str = "xla"
 ) -> jax.Array:
     """Apply grouped-query self-attention: x [B, S, D] to [B, S, D]."""
-    q = rope(jnp.einsum("bsd,dgrk->bsgrk", x, params["q"]), theta)
-    k = rope(jnp.einsum("bsd,dgk->bsgk", x, params["k"]), theta)
+    q = jnp.einsum("bsd,dgrk->bsgrk", x, params["q"])
+    k = jnp.einsum("bsd,dgk->bsgk", x, params["k"])
+    if "norm_q" in params:
+        q, k = nn.rms_norm(params["norm_q"], q), nn.rms_norm(params["norm_k"], k)
+    q, k = rope(q, theta), rope(k, theta)
     v = jnp.einsum("bsd,dgk->bsgk", x, params["v"])
     mixed = nn.in_form(form, plain_attention)(q, k, v, mask)
     return jnp.einsum("bqgrk,grkd->bqd", mixed, params["out"])
@@ -92,25 +100,40 @@ def swiglu(params: Params, x: jax.Array) -> jax.Array:
     return jnp.einsum("bsf,fd->bsd", gate * up, params["down"])
 
 
-def block_weights(config: LlamaConfig) -> Params:
-    """Return weights: q [D, G, R, K]; k, v [D, G, K]; out [G, R, K, D]; gated MLP."""
-    d_model, d_ff, d_head = config.d_model, config.d_ff, config.d_head
-    groups = config.num_kv_heads
+def attention_weights(config: LlamaConfig) -> Params:
+    """Return weights: q [D, G, R, K]; k, v [D, G, K]; out [G, R, K, D]; norms [K]."""
+    d_model, d_head, groups = config.d_model, config.d_head, config.num_kv_heads
     repeats = config.num_heads // groups
+    found = {
+        "q": weights.normal(d_model, groups, repeats, d_head, fan_in=d_model),
+        "k": weights.normal(d_model, groups, d_head, fan_in=d_model),
+        "v": weights.normal(d_model, groups, d_head, fan_in=d_model),
+        "out": weights.normal(
+            groups, repeats, d_head, d_model, fan_in=config.num_heads * d_head
+        ),
+    }
+    if config.norms_heads:
+        found |= {"norm_q": weights.ones(d_head), "norm_k": weights.ones(d_head)}
+    return found
+
+
+def swiglu_weights(d_model: int, d_ff: int, *experts: int) -> Params:
+    """Return weights of gated perceptrons: gate, up [..., D, F]; down [..., F, D]."""
+    return {
+        "gate": weights.normal(*experts, d_model, d_ff, fan_in=d_model),
+        "up": weights.normal(*experts, d_model, d_ff, fan_in=d_model),
+        "down": weights.normal(*experts, d_ff, d_model, fan_in=d_ff),
+    }
+
+
+def block_weights(config: LlamaConfig) -> Params:
+    """Return weights of attention, of a gated perceptron, and of their norms [D]."""
+    d_model = config.d_model
     return {
         "norm_attention": weights.ones(d_model),
-        "attention": {
-            "q": weights.normal(d_model, groups, repeats, d_head, fan_in=d_model),
-            "k": weights.normal(d_model, groups, d_head, fan_in=d_model),
-            "v": weights.normal(d_model, groups, d_head, fan_in=d_model),
-            "out": weights.normal(groups, repeats, d_head, d_model, fan_in=d_model),
-        },
+        "attention": attention_weights(config),
         "norm_mlp": weights.ones(d_model),
-        "mlp": {
-            "gate": weights.normal(d_model, d_ff, fan_in=d_model),
-            "up": weights.normal(d_model, d_ff, fan_in=d_model),
-            "down": weights.normal(d_ff, d_model, fan_in=d_ff),
-        },
+        "mlp": swiglu_weights(d_model, config.d_ff),
     }
 
 
@@ -124,10 +147,15 @@ def block(
     return x + swiglu(p["mlp"], nn.rms_norm(p["norm_mlp"], x))
 
 
-def describe(config: LlamaConfig) -> Params:
-    """Return the weights of the parameters."""
+def describe(config: LlamaConfig, block: Params | None = None) -> Params:
+    """Return the weights of the parameters.
+
+    Args:
+      config: the sizes.
+      block: weights of one block; None: `block_weights`.
+    """
     d_model, vocab = config.d_model, config.vocab
-    block = block_weights(config)
+    block = block or block_weights(config)
     params = {
         "embed": Weight((vocab, d_model), std=0.02),
         "blocks": weights.stack(block, config.num_layers, config.layers),

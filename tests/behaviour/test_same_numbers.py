@@ -30,6 +30,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "llama-tiny-unrolled": {"clip_norm": 1.0},
     "t5-tiny": {},
     "moe-tiny": SGD,
+    "mixture-tiny": SGD,
     "wide-resnet-tiny": {},
     "unet-tiny": SGD,
     "two-tower-tiny": SGD,
@@ -67,7 +68,7 @@ def test_two_steps_equal_the_single_device_run(
     name: str, shape: tuple[int, ...]
 ) -> None:
     # Three axes take long to plan: there one layer is enough.
-    is_small = len(shape) == 3 and name in ("llama-tiny", "t5-tiny")
+    is_small = len(shape) == 3 and name in ("llama-tiny", "t5-tiny", "mixture-tiny")
     work, args, found = single_device(name, **({"num_layers": 1} if is_small else {}))
     # Priced as TPU chips, where a step this small is split many ways.
     sharded = rhino.auto_shard(

@@ -46,6 +46,7 @@ TOLD_APART = {
     "passes/microbatch/flow/single.py": "sums that only differentiation makes",
     "passes/sequence_slices/masks.py": "NumPy's functions on masks and their bounds",
     "models/moe.py": "a field of a configuration is called top_k",
+    "models/mixture.py": "a field of a configuration is called top_k",
 }
 """Where names are needed, as what differs is not what an op is: file → what for."""
 

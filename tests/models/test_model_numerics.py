@@ -16,6 +16,7 @@ from rhino_jax.models import (
     gpt,
     layers,
     llama,
+    mixture,
     moe,
     t5,
     unet,
@@ -169,6 +170,9 @@ def test_experts_with_room_for_all_are_the_weighted_two_best():
     assert 0.9 < float(balance) < 2
 
 
+LATENT = {"latent_size": 16, "query_latent_size": 24, "rope_size": 4}
+
+
 def _two_best(params, x):
     gates = jax.nn.softmax(x @ params["router"])
     hidden = jax.nn.gelu(jnp.einsum("bsd,edf->bsef", x, params["up"]))
@@ -177,6 +181,44 @@ def _two_best(params, x):
     value = value / value.sum(-1, keepdims=True)
     best = jnp.take_along_axis(every, index[..., None], axis=2)
     return jnp.einsum("bsk,bskd->bsd", value, best)
+
+
+def test_no_token_of_a_mixture_is_left_out():
+    config = models.get("mixture-tiny", num_kv_heads=8).config
+    params = weights.draw(mixture.block_weights(config), jax.random.key(0))["experts"]
+    x = _normals(2, config.seq_len, config.d_model)
+    got, balance = jax.jit(partial(mixture.experts, config))(params, x)
+    gates = jax.nn.softmax(x @ params["router"])
+    gate, up = (jnp.einsum("bsd,edf->bsef", x, params[name]) for name in ("gate", "up"))
+    every = jnp.einsum("bsef,efd->bsed", jax.nn.silu(gate) * up, params["down"])
+    value, index = jax.lax.top_k(gates, config.top_k)
+    best = jnp.take_along_axis(every, index[..., None], axis=2)
+    want = jnp.einsum("bsk,bskd->bsd", value / value.sum(-1, keepdims=True), best)
+    np.testing.assert_allclose(got, want, atol=2e-5)
+    assert 0.9 < float(balance) < 2
+
+
+def test_latent_attention_is_attention_with_the_keys_that_latents_make():
+    """The keys of all heads, written out, in the plain attention of GPT."""
+    config = models.get("mixture-tiny", **LATENT).config
+    params = weights.draw(mixture.attention_weights(config), jax.random.key(0))
+    x = _normals(2, config.seq_len, config.d_model)
+    mask = layers.causal_mask(config.seq_len)
+    got = jax.jit(partial(mixture.latent_attention, config))(params, x, mask)
+    q = jnp.einsum(
+        "bsr,rhk->bshk",
+        layers.rms_norm(jnp.ones(24), x @ params["q_latent"]),
+        params["q"],
+    )
+    latent = layers.rms_norm(jnp.ones(16), x @ params["kv_latent"])
+    k, v = (jnp.einsum("bsr,rhk->bshk", latent, params[name]) for name in ("k", "v"))
+    shared = llama.rope(x @ params["k_rope"], config.rope_theta)
+    shared = jnp.broadcast_to(shared[:, :, None], (*k.shape[:3], 4))
+    q = jnp.concatenate([q[..., :8], llama.rope(q[..., 8:], config.rope_theta)], -1)
+    k = jnp.concatenate([k, shared], -1)
+    mixed = layers.attention(q, k, v, scale=12**-0.5, mask=mask)
+    want = jnp.einsum("bqhk,hkd->bqd", mixed, params["out"])
+    np.testing.assert_allclose(got, want, atol=2e-5)
 
 
 def test_batch_norm_uses_and_averages_the_batch():
