@@ -352,13 +352,12 @@ class Orders:
         orders = {s.at.order for s in states if isinstance(s, RowsState) and s.at}
         if not env:
             return [None] * len(item.results)
-        # What is equal for all rows, as a check of bounds, is no position.
-        is_even = all(len(np.unique(x)) == 1 for x in env.values())
         made = self.known.results(item, ran, env) if len(orders) == 1 else None
         if made is not None:
             (order,) = orders
             return [Positions(order, self.known.table(x)) for x in made]
-        if not is_even:
+        # What is equal for all rows, as a check of bounds, is no position.
+        if any((x != x.ravel()[:1]).any() for x in env.values()):
             raise _needs(states)
         return [None] * len(item.results)
 
