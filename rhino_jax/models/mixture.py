@@ -75,7 +75,7 @@ def experts(
     done = jax.lax.ragged_dot(hidden, params["down"], counts)
     done = done * kept.reshape(-1)[order, None].astype(x.dtype)
     mixed = jnp.zeros_like(rows).at[order // config.top_k].add(done)
-    load = counts.astype(jnp.float32) / order.size
+    load = jax.nn.one_hot(chosen, config.num_experts).mean((0, 1))
     balance = config.num_experts * jnp.sum(load * gates.mean(0))
     return mixed.reshape(x.shape), balance
 

@@ -233,6 +233,34 @@ def test_roundings_of_16_bits_are_allowed_and_no_more() -> None:
     assert off_by(0.2).differing == 1 and not off_by(NAN).ok
 
 
+def test_what_rounding_alone_decides_is_allowed_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sums of almost zero divided by their size, as adamw's first updates are."""
+
+    def signs(x: jax.Array, scale: jax.Array) -> Any:
+        total = (x * scale).sum(0)
+        return {"sum": total, "sign": total / (jnp.abs(total) + 1e-9), "x": x[0] * 2}
+
+    half = np.random.default_rng(0).normal(size=(32, 512)).astype(np.float32)
+    x = np.concatenate([half, -half[::-1]])
+    plan = rhino.plan(signs, x, x[0] ** 0, mesh={"a": 8}, pins={"x": P("a")})
+    found = plan.check(signs, x, x[0] ** 0)
+    assert found.ok, found
+    (sign,) = (leaf for leaf in found.leaves if leaf.path == "out['sign']")
+    assert sign.relative > sign.tolerance and sign.rounding > 0.1
+
+    function = SpmdExecutable.function
+
+    def off(self: SpmdExecutable) -> Any:
+        run = function(self)
+        return lambda *arrays: [a * (1 + 3e-4) for a in run(*arrays)]
+
+    monkeypatch.setattr(SpmdExecutable, "function", off)
+    bad = [leaf.path for leaf in plan.check(signs, x, x[0] ** 0).leaves if not leaf.ok]
+    assert bad == ["out['x']"]
+
+
 def test_a_right_program_of_16_bits_is_right_and_a_wrong_one_is_not() -> None:
     def step(w: Any, x: Any) -> Any:
         def loss(w: Any) -> Any:

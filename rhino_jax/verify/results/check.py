@@ -44,7 +44,8 @@ ROUNDINGS = 8.0
 """Multiple of one device's rounding noise by which a planned run may differ.
 
 The noise is the difference of two runs on one device, one of which rounds to 16 bits
-between all ops. The planned run rounds the partial sums of devices, too.
+between all ops, or, of programs without 16 bits, has arguments with other last bits.
+The planned run rounds the partial sums of devices, too.
 """
 
 
@@ -63,8 +64,8 @@ class ComparedLeaf:
       worst: index of the element with the largest relative difference.
       differing: number of elements that differ beyond the tolerance.
       share: share of the elements that were compared: those in this process's shards.
-      rounding: largest difference of the array between two runs on one device that
-        round at different places; 0 where only one was run.
+      rounding: largest difference of the array between two runs on one device, as of
+        `ROUNDINGS`; 0 where only one was run.
       not_numbers: number of elements that are NaN in both runs.
     """
 
@@ -109,8 +110,8 @@ def compare(
         shards.
       single: the array of the run on one device.
       tolerance: tolerance of floats; None: by element type.
-      rounded: the array of a run on one device that rounds at other places, or None;
-        its difference from `single` is the noise of the program's own types.
+      rounded: the array of another run on one device, or None; its difference from
+        `single` is the noise of the program's own types.
     """
     name = str(planned.dtype)
     if jnp.issubdtype(planned.dtype, jax.dtypes.prng_key):
