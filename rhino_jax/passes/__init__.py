@@ -5,8 +5,8 @@ Out: a `Traced` of the same call, whose program is the rewritten one.
 Order: `program_pass` (what a pass is), `forms` (the function traced again with other
 forms), `interleaved` (block-cyclic storage), `unroll` (loops over layers), `chunks` (of
 logits), `remat` (residuals), `microbatch`, `experts` (tokens sorted by expert),
-`deferred_reductions`; `apply` has all. Used by several: `ops_along`, `split_scan`.
-`staged` divides a step into tasks of pipeline stages, `sequence_slices` their sequence.
+`deferred_reductions`; `apply` has all. Used by several: `region_walk`, `ops_along`,
+`split_scan`. `staged` divides a step into tasks of stages, `sequence_slices` sequences.
 
 The planner tries what each pass finds in a program (`planner.variants`); a plan records
 its choices, and the runtime applies them again: a pass is a pure function of a closed
@@ -14,3 +14,10 @@ jaxpr, its program and a choice as text. To add one: a file with a `PASS`, writt
 `rewrite` says, and its entry in `apply`. None has an inverse: arguments and results
 stay, and `runtime.storage` puts arrays of interleaved storage in order.
 """
+
+from pathlib import Path
+
+from rhino_jax._compat import hide_frames
+
+
+hide_frames(str(Path(__file__).parent))

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from rhino_jax._compat import bind_eqn, hide_frames, jaxpr_consts, open_jaxpr
+from rhino_jax._compat import bind_eqn, jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.regions import closed_region_jaxprs
 from rhino_jax.rewrite.emit import run_inlined, scan_like
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 from rhino_jax.rewrite.flatten import flat_region
 from rhino_jax.rewrite.retraced import traced_on
 
-
-hide_frames(__file__)
 
 EqnResult = tuple[Any, int]
 """An equation, and the index of one of its results."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -13,15 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from rhino_jax._compat import (
-    bind_eqn,
-    like_jaxpr,
-    open_jaxpr,
-    retrace,
-    without_dead_code,
-)
+from rhino_jax._compat import bind_eqn, open_jaxpr, without_dead_code
 from rhino_jax.errors import InternalError
-from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
 from rhino_jax.ir.factor import Rule
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.traits import OpKind
@@ -32,7 +24,7 @@ from rhino_jax.passes.deferred_reductions.choice import (
     from_text,
 )
 from rhino_jax.passes.deferred_reductions.reach import inlined, is_entered, linear_ways
-from rhino_jax.rewrite.emit import scan_like
+from rhino_jax.passes.region_walk import run_region, run_regions
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram, FlatRegion
 from rhino_jax.rewrite.retraced import retraced
 
@@ -152,15 +144,15 @@ class DeferredEmitter:
         self, region: FlatRegion, inputs: Sequence[UnreducedValue]
     ) -> list[UnreducedValue]:
         """Run all ops of a region and return its outputs."""
-        env = dict(zip(region.inputs, inputs, strict=True))
+        env: dict[int, UnreducedValue] = {}
 
         def read(value: int) -> UnreducedValue:
             return env[value] if value in env else self.const(value)
 
-        for item in region.ops:
-            with item.context():
-                results = self.op(item, [read(v) for v in item.operands])
-            env.update(zip(item.results, results, strict=True))
+        def run(item: FlatOp) -> list[UnreducedValue]:
+            return self.op(item, [read(v) for v in item.operands])
+
+        run_region(region, inputs, env, run)
         return [read(v) for v in region.outputs]
 
     def op(
@@ -168,7 +160,9 @@ class DeferredEmitter:
     ) -> list[UnreducedValue]:
         found = None
         if is_entered(item) and self.changes(item):
-            return (self.scan if item.is_scan else self.remat)(item, operands)
+            made = (self.scan if item.is_scan else self.remat)(item, operands)
+            pairs = zip(item.eqn.outvars, made, strict=True)
+            return [UnreducedValue(var.aval, parts, item) for var, parts in pairs]
         if not item.regions and without_shardings(item.eqn.params) is not None:
             g = self.group_of(item.op.id)
             if g is not None:
@@ -239,35 +233,21 @@ class DeferredEmitter:
             parts[g] = batched(item, arrays, [at] * len(self.pieces[g]))
         return parts
 
-    def remat(
-        self, item: FlatOp, operands: Sequence[UnreducedValue]
-    ) -> list[UnreducedValue]:
+    def remat(self, item: FlatOp, operands: Sequence[UnreducedValue]) -> list[Parts]:
         """Run a recomputed region on reduced values; its results may be unreduced."""
-        (body,), (region,) = closed_region_jaxprs(item.eqn), item.regions
-        inner, tree = open_jaxpr(body), None
 
-        def inside(*arrays: Any) -> list[Any]:
-            nonlocal tree
+        def inside(region: FlatRegion, arrays: Sequence[Any]) -> list[Parts]:
             outs = self.region(region, self.wrapped(arrays))
-            pairs = zip(outs, map(self.kept, item.results), strict=True)
-            leaves, tree = jax.tree.flatten([self.leaving(*pair) for pair in pairs])
-            return leaves
+            return [*map(self.leaving, outs, map(self.kept, item.results))]
 
-        names = inner.debug_info.with_unknown_names()
-        traced = SimpleNamespace(invars=inner.invars, debug_info=names)
-        params = with_jaxprs(item.eqn, [like_jaxpr(body, *retrace(inside, traced))])
-        arrays = bind_eqn(item.eqn, [v.whole for v in operands], params)
-        pairs = zip(item.eqn.outvars, jax.tree.unflatten(tree, arrays), strict=True)
-        return [UnreducedValue(var.aval, parts, item) for var, parts in pairs]
+        return run_regions(item, [v.whole for v in operands], inside)
 
-    def scan(
-        self, item: FlatOp, operands: Sequence[UnreducedValue]
-    ) -> list[UnreducedValue]:
+    def scan(self, item: FlatOp, operands: Sequence[UnreducedValue]) -> list[Parts]:
         """Run a scan, some of whose carries and stacked results are unreduced; the
         carries are reduced once after the loop."""
-        call, (region,) = item.call, item.regions
-        avals = [self.flat.avals[v] for v in region.inputs]
-        wanted = [self.kept(v) for v in call.carries(region.inputs)]
+        call, (body,) = item.call, item.regions
+        avals = call.carries([self.flat.avals[v] for v in body.inputs])
+        wanted = [self.kept(v) for v in call.carries(body.inputs)]
         # Outside of the loop, if all iterations read them.
         consts = [
             UnreducedValue(v.aval, {REDUCED: v.whole}, is_zero=v.is_zero)
@@ -279,15 +259,14 @@ class DeferredEmitter:
             missing = {*groups, *also} - parts.keys()
             return {**parts, **{g: zeros(value.aval, self.pieces[g]) for g in missing}}
 
-        def step(carries: list[Parts], slices: Sequence[Any]) -> tuple[Any, Any]:
-            entering = map(UnreducedValue, call.carries(avals), carries)
-            sliced = self.wrapped(slices)
-            outs = self.region(region, [*consts, *entering, *sliced])
-            stacked = zip(call.stacked(outs), call.stacked(region.outputs), strict=True)
-            return (
-                [*map(carry, outs, wanted, carries)],
-                [self.leaving(x, self.kept(v)) for x, v in stacked],
-            )
+        def inside(region: FlatRegion, inputs: Sequence[Any]) -> list[Parts]:
+            carries = call.carries(inputs)
+            sliced = self.wrapped(call.sliced(inputs))
+            given = [*consts, *map(UnreducedValue, avals, carries), *sliced]
+            outs = self.region(region, given)
+            kept = map(self.kept, call.stacked(region.outputs))
+            stacked = map(self.leaving, call.stacked(outs), kept)
+            return [*map(carry, outs, wanted, carries), *stacked]
 
         init = []
         for value, groups in zip(call.carries(operands), wanted, strict=True):
@@ -297,19 +276,22 @@ class DeferredEmitter:
         stacks = [v.whole for v in call.sliced(operands)]
         slices = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in stacks]
         while True:
-            after, _ = jax.eval_shape(step, init, slices)
-            if [*map(len, init)] == [*map(len, after)]:
+            after = jax.eval_shape(
+                lambda *xs: inside(body, [*consts, *xs]), *init, *slices
+            )
+            if all(len(a) == len(b) for a, b in zip(init, after, strict=False)):
                 break
             # A reduced part of zero, for carries that the body adds one to.
-            both = zip(init, after, strict=True)
+            both = zip(init, after, strict=False)
             init = [{g: a[g] if g in a else zeros(b[g]) for g in b} for a, b in both]
-        ends, made = scan_like(item.eqn, step, init, stacks)
-        made = [
-            {g: jnp.moveaxis(x, 0, len(self.pieces[g])) for g, x in parts.items()}
-            for parts in made
+        made = run_regions(item, [*consts, *init, *stacks], inside)
+        return [
+            *made[: call.num_carry],
+            *(
+                {g: jnp.moveaxis(x, 0, len(self.pieces[g])) for g, x in parts.items()}
+                for parts in call.stacked(made)
+            ),
         ]
-        pairs = zip(item.eqn.outvars, [*ends, *made], strict=True)
-        return [UnreducedValue(var.aval, parts, item) for var, parts in pairs]
 
 
 def without_shardings(params: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -8,24 +8,16 @@ results are put back in place, or summed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from rhino_jax._compat import (
-    bind_eqn,
-    captured_as_inputs,
-    hide_frames,
-    open_jaxpr,
-    retrace,
-)
+from rhino_jax._compat import bind_eqn
 from rhino_jax.errors import MicrobatchError
-from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
 from rhino_jax.frontend.rules.dot import SHARED_ROWS
 from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.ir.program import RegionKind
@@ -33,11 +25,9 @@ from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.experts.found import SortedTokens, is_product
 from rhino_jax.passes.experts.moves import Blocks
 from rhino_jax.passes.microbatch.flow.states import Partial, RowsState
-from rhino_jax.rewrite.emit import bind_local, scan_like
+from rhino_jax.passes.region_walk import run_region, run_regions
+from rhino_jax.rewrite.emit import bind_local
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion
-
-
-hide_frames(__file__)
 
 
 @partial(
@@ -86,29 +76,43 @@ class BlocksEmitter:
 
     def region(self, region: FlatRegion, arrays: Sequence[Any]) -> list[Any]:
         """Run the ops of a region, and return its outputs."""
-        self.env.update(zip(region.inputs, arrays, strict=True))
-        for item in region.ops:
-            operands = [self.read(v) for v in item.operands]
-            with item.context():
-                results = self.item(item, operands)
-            self.env.update(zip(item.results, results, strict=True))
+        run_region(region, arrays, self.env, self.item)
         return [self.read(v) for v in region.outputs]
 
     def read(self, value: int) -> Any:
         """Return the array, or record, of a value."""
         return self.tokens.flat.read(value, self.env)
 
-    def item(self, item: FlatOp, operands: list[Any]) -> list[Any]:
+    def item(self, item: FlatOp) -> list[Any]:
         """Run an op."""
+        operands = [self.read(v) for v in item.operands]
         if item.regions:
             if any(map(self.tokens.changes, item.regions)):
-                return _REGIONS[item.call.kind](self, item, operands)
+                return self.regions(item, operands)
             return bind_eqn(item.eqn, [*map(_whole, operands)], item.eqn.params)
         results = self.plain(item, operands)
         return [
             self.counts(v, x, operands) if self.tokens.counted(v) is not None else x
             for v, x in zip(item.results, results, strict=True)
         ]
+
+    def regions(self, item: FlatOp, operands: list[Any]) -> list[Any]:
+        """Run an op whose regions have rows in blocks."""
+        call, is_scan = item.call, item.is_scan
+
+        def run(block: FlatRegion, inputs: Sequence[Any]) -> list[Any]:
+            if is_scan:
+                first = call.first_slice
+                slices = (_moved(x, -1) for x in call.sliced(inputs))
+                inputs = [*inputs[:first], *slices]
+            found = self.region(block, inputs)
+            if call.kind is RegionKind.WHILE and block is item.regions[0]:
+                return [*map(_whole, found)]
+            return found
+
+        made = run_regions(item, operands, run)
+        count = call.num_carry if is_scan else len(made)
+        return [*made[:count], *(_moved(x, 1) for x in made[count:])]
 
     def counts(self, value: int, x: Any, operands: Iterable[Any]) -> InBlocks:
         """Return counts of rows by expert, with those of each block."""
@@ -235,82 +239,9 @@ class BlocksEmitter:
             return found
         return InBlocks(found, own=own, dim=0)
 
-    def scan(self, item: FlatOp, operands: list[Any]) -> list[Any]:
-        """Run a scan whose body has rows in blocks."""
-        call, (block,) = item.call, item.regions
-        consts = call.consts(operands)
-
-        def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-            slices = [_moved(x, -1) for x in xs]
-            found = self.region(block, [*consts, *carry, *slices])
-            kept = call.num_carry
-            return found[:kept], found[kept:]
-
-        init = [*call.carries(operands)]
-        carry, stacks = scan_like(item.eqn, body, init, [*call.sliced(operands)])
-        return [*carry, *(_moved(x, 1) for x in stacks)]
-
-    def while_loop(self, item: FlatOp, operands: list[Any]) -> list[Any]:
-        """Run a loop whose body has rows in blocks."""
-        conds = item.call.num_cond_consts
-        first = conds + item.call.num_consts
-
-        def goes_on(carry: Iterable[Any]) -> Any:
-            (found,) = self.region(item.regions[0], [*operands[:conds], *carry])
-            return _whole(found)
-
-        def body(carry: Iterable[Any]) -> list[Any]:
-            return self.region(item.regions[1], [*operands[conds:first], *carry])
-
-        return list(lax.while_loop(goes_on, body, operands[first:]))
-
-    def cond(self, item: FlatOp, operands: list[Any]) -> list[Any]:
-        """Run a conditional whose branches have rows in blocks."""
-
-        def branch(block: FlatRegion) -> Callable[..., list[Any]]:
-            return lambda *xs: self.region(block, xs)
-
-        chosen, *rest = operands
-        return list(lax.switch(chosen, [*map(branch, item.regions)], *rest))
-
-    def call(self, item: FlatOp, operands: list[Any]) -> list[Any]:
-        """Bind a recomputed region with its parameters, captured arrays as operands."""
-        (body,) = closed_region_jaxprs(item.eqn)
-        leaves, tree = jax.tree.flatten(operands)
-        made: list[Any] = []
-
-        def run(*xs: Any) -> list[Any]:
-            found = self.region(item.regions[0], jax.tree.unflatten(tree, xs))
-            flat, out = jax.tree.flatten(found)
-            made.append(out)
-            return flat
-
-        types = jax.make_jaxpr(lambda *xs: xs)(*leaves).jaxpr
-        new, captured = retrace(
-            run, types.replace(debug_info=open_jaxpr(body).debug_info)
-        )
-        params = dict(with_jaxprs(item.eqn, [captured_as_inputs(new, len(leaves))]))
-        barred = params.get("prevent_cse")
-        if isinstance(barred, tuple):
-            each = [
-                is_barred
-                for is_barred, operand in zip(barred, operands, strict=True)
-                for _ in jax.tree.leaves(operand)
-            ]
-            params["prevent_cse"] = (*each, *(False for _ in captured))
-        results = bind_eqn(item.eqn, [*leaves, *captured], params)
-        return jax.tree.unflatten(made[-1], results)
-
 
 _SUMMED = {OpKind.REDUCTION: 0, OpKind.CONTRACTION: 0, OpKind.SCATTER: 2}
 """Kind of op → the operand whose zeros add nothing to a sum over rows."""
-
-_REGIONS = {
-    RegionKind.SCAN: BlocksEmitter.scan,
-    RegionKind.WHILE: BlocksEmitter.while_loop,
-    RegionKind.COND: BlocksEmitter.cond,
-    RegionKind.CALL: BlocksEmitter.call,
-}
 
 
 def _whole(x: Any) -> Any:

@@ -16,11 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from rhino_jax._compat import bind_eqn, hide_frames
+from rhino_jax._compat import bind_eqn
 from rhino_jax.ir.axes import AxisSpan
-
-
-hide_frames(__file__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from jax import lax
 
 from rhino_jax._compat import (
     consts_as_inputs,
-    hide_frames,
     is_literal,
     jaxpr_consts,
     open_jaxpr,
@@ -45,8 +44,6 @@ from rhino_jax.passes.microbatch.flow.analysis import FlowResult
 from rhino_jax.rewrite.flat import FlatProgram
 from rhino_jax.rewrite.retraced import traced_on
 
-
-hide_frames(__file__)
 
 MAX_LOOPS = 2
 """Largest number of loops: one up to what couples the batch, one that depends on it."""

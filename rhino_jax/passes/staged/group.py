@@ -9,15 +9,12 @@ from typing import Any
 
 import jax
 
-from rhino_jax._compat import hide_frames, open_jaxpr, untagged, with_eqns
+from rhino_jax._compat import open_jaxpr, untagged, with_eqns
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.staged.step import StagedStep, StagedTask, ValueKey, ValueKind
 from rhino_jax.rewrite.retraced import traced_on
-
-
-hide_frames(__file__)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,15 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rhino_jax._compat import hide_frames, without_dead_code
+from rhino_jax._compat import without_dead_code
 from rhino_jax.frontend.regions import REMATS
 from rhino_jax.passes.split_scan import SplitScan, scan_body
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.labels import Labels
 from rhino_jax.rewrite.retraced import traced_on
-
-
-hide_frames(__file__)
 
 
 def apart_loops(apart: Apart, labels: Labels) -> Apart:

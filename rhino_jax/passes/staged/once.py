@@ -11,15 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from rhino_jax._compat import hide_frames
 from rhino_jax.passes.staged.after import After
 from rhino_jax.passes.staged.labels import Labels
 from rhino_jax.passes.staged.names import ValueNames
 from rhino_jax.passes.staged.step import StagedTask, TaskKind, ValueKey
 from rhino_jax.rewrite.flat import FlatRegion
-
-
-hide_frames(__file__)
 
 
 def starts(labels: Labels, names: ValueNames) -> list[StagedTask]:

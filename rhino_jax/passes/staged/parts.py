@@ -14,7 +14,6 @@ from jax import lax
 from rhino_jax._compat import (
     bind_eqn,
     eqn_context,
-    hide_frames,
     jaxpr_consts,
     open_jaxpr,
 )
@@ -26,8 +25,6 @@ from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.ops_along import along
 from rhino_jax.rewrite.emit import bind_part
 
-
-hide_frames(__file__)
 
 PARALLEL = FactorKind.PARALLEL
 

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 
 from rhino_jax._compat import (
-    hide_frames,
     jaxpr_consts,
     open_jaxpr,
     untagged,
@@ -26,9 +25,6 @@ from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.labels import Labels
 from rhino_jax.rewrite.flat import FlatRegion
 from rhino_jax.rewrite.retraced import traced_on
-
-
-hide_frames(__file__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import Any
 
 from rhino_jax._compat import (
-    hide_frames,
     in_current_mesh,
     open_jaxpr,
     without_dead_code,
@@ -28,9 +27,6 @@ from rhino_jax.ir.program import Program
 from rhino_jax.passes.staged.parts import InParts, ValueParts
 from rhino_jax.passes.unroll import unroll_pairs
 from rhino_jax.rewrite.retraced import reimported, traced_on
-
-
-hide_frames(__file__)
 
 
 @dataclass(frozen=True, slots=True)

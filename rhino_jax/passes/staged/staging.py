@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from rhino_jax._compat import hide_frames
 from rhino_jax.ir.congruence import pair_regions
 from rhino_jax.passes.staged.after import After
 from rhino_jax.passes.staged.apart import Apart
@@ -29,8 +28,6 @@ from rhino_jax.passes.staged.step import (
     received,
 )
 
-
-hide_frames(__file__)
 
 _KINDS = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHT_GRADIENT
 """Task kinds by the turn of a label."""

@@ -8,12 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from rhino_jax._compat import hide_frames
 from rhino_jax.frontend.rules.reduce import COMBINE, identity
 from rhino_jax.passes.microbatch.cut import LoopCrossing
-
-
-hide_frames(__file__)
 
 
 def sum_dtype(crossing: LoopCrossing, dtype: Any, accumulate: str = "float32") -> Any:

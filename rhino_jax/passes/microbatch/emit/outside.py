@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from rhino_jax._compat import hide_frames
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchCut, MicrobatchLoop
 from rhino_jax.passes.microbatch.emit.accumulated import (
     combined,
@@ -22,9 +21,6 @@ from rhino_jax.passes.microbatch.emit.accumulated import (
 from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
 from rhino_jax.passes.microbatch.emit.pieces import Piece, Split, together, view
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
-
-
-hide_frames(__file__)
 
 
 def emitted(

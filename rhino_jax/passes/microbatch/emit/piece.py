@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from rhino_jax._compat import (
-    bind_eqn,
-    captured_as_inputs,
-    hide_frames,
-    open_jaxpr,
-    retrace,
-)
+from rhino_jax._compat import bind_eqn
 from rhino_jax.errors import MicrobatchError
-from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
 from rhino_jax.frontend.registry import part_of
 from rhino_jax.frontend.rules.reduce import identity
 from rhino_jax.frontend.rules.shape import of_blocks
@@ -29,6 +23,7 @@ from rhino_jax.passes.microbatch.flow.generated import (
     operands_cut,
     spot_of,
 )
+from rhino_jax.passes.microbatch.flow.ops import Ran
 from rhino_jax.passes.microbatch.flow.states import (
     Partial,
     RowsState,
@@ -37,11 +32,10 @@ from rhino_jax.passes.microbatch.flow.states import (
     is_own,
     is_there,
 )
-from rhino_jax.rewrite.emit import bind_local, scan_like
+from rhino_jax.passes.region_walk import run_region, run_regions
+from rhino_jax.rewrite.emit import bind_local
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 
-
-hide_frames(__file__)
 
 Views = Mapping[tuple[int, AxisSpan], Any]
 """(value id, the dim that holds the batch) → `pieces.view` of the array."""
@@ -66,10 +60,9 @@ class PieceEmitter:
 
     def top(self, loop: MicrobatchLoop) -> list[Any]:
         """Run the ops of a loop on the micro-batch; return the values that leave it."""
-        wanted = set(loop.ops)
-        for item in self.found.flat.top.ops:
-            if item.op.id in wanted:
-                self.item(item)
+        wanted, top = set(loop.ops), self.found.flat.top
+        ops = tuple(item for item in top.ops if item.op.id in wanted)
+        run_region(replace(top, inputs=(), ops=ops), (), self.env, self.item)
         return [self.leaving(c) for c in loop.leaving]
 
     def leaving(self, crossing: LoopCrossing) -> Any:
@@ -79,11 +72,9 @@ class PieceEmitter:
 
     def block(self, block: FlatRegion, arrays: Sequence[Any]) -> list[Any]:
         """Run a region and return its outputs."""
-        self.env.update(zip(block.inputs, arrays, strict=True))
         # Arrays of a region must not leak out of its trace.
         around, self._recomputed = self._recomputed, {}
-        for item in block.ops:
-            self.item(item)
+        run_region(block, arrays, self.env, self.item)
         self._recomputed = around
         return [self.asis(v) for v in block.outputs]
 
@@ -106,38 +97,36 @@ class PieceEmitter:
             return _scaled(self.env[value], 1 / self.piece.share)
         return self._outer(value)
 
-    def item(self, item: FlatOp) -> None:
-        """Run an op of the micro-batch and record its results."""
+    def item(self, item: FlatOp) -> list[Any]:
+        """Run an op of the micro-batch and return its results."""
         ran = self.found.ran[item.op.id]
-        with item.context():
-            arrays = [
-                self.read(v, use)
-                for v, use in zip(item.operands, ran.uses, strict=True)
-            ]
-            if item.regions:
-                results = self.region(item, arrays, ran.uses)
-            else:
-                shapes = [
-                    self.shape(v, s)
-                    for v, s in zip(item.results, ran.results, strict=True)
-                ]
-                results = self.bound(item, arrays, shapes)
-        self.env.update(zip(item.results, results, strict=True))
+        pairs = zip(item.operands, ran.uses, strict=True)
+        arrays = [self.read(v, use) for v, use in pairs]
+        if item.regions:
+            return self.region(item, arrays, ran)
+        made = zip(item.results, ran.results, strict=True)
+        return self.bound(item, arrays, [self.shape(v, s) for v, s in made])
 
-    def region(
-        self, item: FlatOp, arrays: Sequence[Any], uses: Sequence[State]
-    ) -> list[Any]:
+    def region(self, item: FlatOp, arrays: Sequence[Any], ran: Ran) -> list[Any]:
         """Run an op with regions, unchanged where no operand depends on the batch."""
         has_all = self.piece.rows == self.piece.split.rows
-        if has_all or all(isinstance(u, WholeState) for u in uses):
+        if has_all or all(isinstance(u, WholeState) for u in ran.uses):
             return bind_eqn(item.eqn, arrays, item.eqn.params)
-        kinds = {
-            RegionKind.SCAN: self._scan,
-            RegionKind.WHILE: self._while,
-            RegionKind.COND: self._cond,
-            RegionKind.CALL: self._call,
-        }
-        return kinds[item.call.kind](item, arrays)
+        if item.is_scan:
+            rows = item.call.sliced(ran.uses)
+            if any(isinstance(use, RowsState) and use.span.dim == 0 for use in rows):
+                length = item.call.sliced(arrays)[0].shape[0]
+                return bind_eqn(item.eqn, arrays, {**item.eqn.params, "length": length})
+
+        def run(block: FlatRegion, inputs: Sequence[Any]) -> list[Any]:
+            """Run a region; its outputs, but a condition, are as those of the op."""
+            results = self.block(block, inputs)
+            if item.call.kind is RegionKind.WHILE and block is item.regions[0]:
+                return results
+            states = [self.found.states[v] for v in block.outputs]
+            return [*map(self.coerced, results, states, ran.results)]
+
+        return run_regions(item, arrays, run)
 
     def bound(
         self, item: FlatOp, arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]]
@@ -259,77 +248,6 @@ class PieceEmitter:
             ]
             (result,) = self.bound(item, arrays, [shape])
             return result
-
-    def _run(
-        self,
-        block: FlatRegion,
-        arrays: Sequence[Any],
-        leaves: Sequence[State],
-    ) -> list[Any]:
-        """Run a region and return its outputs, converted to the given states."""
-        results = self.block(block, arrays)
-        states = [self.found.states[v] for v in block.outputs]
-        return [
-            self.coerced(x, state, use)
-            for x, state, use in zip(results, states, leaves, strict=True)
-        ]
-
-    def _scan(self, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
-        call, (block,) = item.call, item.regions
-        sliced, ran = call.sliced(arrays), self.found.ran[item.op.id]
-        uses = call.sliced(ran.uses)
-        if any(isinstance(use, RowsState) and use.span.dim == 0 for use in uses):
-            params = {**item.eqn.params, "length": sliced[0].shape[0]}
-            return bind_eqn(item.eqn, arrays, params)
-        stacked = [self.found.states[v] for v in call.stacked(block.outputs)]
-        leaves = (*ran.results[: call.num_carry], *stacked)
-
-        def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-            enters = [*call.consts(arrays), *carry, *xs]
-            found = self._run(block, enters, leaves)
-            return found[: call.num_carry], found[call.num_carry :]
-
-        init = [*call.carries(arrays)]
-        carry, stacks = scan_like(item.eqn, body, init, [*sliced])
-        return [*carry, *stacks]
-
-    def _while(self, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
-        conds = item.call.num_cond_consts
-        first = conds + item.call.num_consts
-        leaves = self.found.ran[item.op.id].results
-
-        def goes_on(carry: Iterable[Any]) -> Any:
-            (found,) = self.block(item.regions[0], [*arrays[:conds], *carry])
-            return found
-
-        def body(carry: Iterable[Any]) -> list[Any]:
-            enters = [*arrays[conds:first], *carry]
-            return self._run(item.regions[1], enters, leaves)
-
-        return list(lax.while_loop(goes_on, body, list(arrays[first:])))
-
-    def _cond(self, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
-        leaves = self.found.ran[item.op.id].results
-
-        def branch(block: FlatRegion) -> Callable[..., list[Any]]:
-            return lambda *xs: self._run(block, xs, leaves)
-
-        return list(lax.switch(arrays[0], [*map(branch, item.regions)], *arrays[1:]))
-
-    def _call(self, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
-        """Bind a recomputed region with its parameters, captured arrays as operands."""
-        (body,) = closed_region_jaxprs(item.eqn)
-        leaves = self.found.ran[item.op.id].results
-
-        def run(*xs: Any) -> list[Any]:
-            return self._run(item.regions[0], xs, leaves)
-
-        new, captured = retrace(run, open_jaxpr(body), [tuple(x.shape) for x in arrays])
-        params = dict(with_jaxprs(item.eqn, [captured_as_inputs(new, len(arrays))]))
-        barred = params.get("prevent_cse")
-        if isinstance(barred, tuple):
-            params["prevent_cse"] = (*barred, *(False for _ in captured))
-        return bind_eqn(item.eqn, [*arrays, *captured], params)
 
 
 def _scaled(x: Any, by: float) -> Any:

@@ -14,11 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from rhino_jax._compat import hide_frames
 from rhino_jax.ir.axes import AxisSpan
-
-
-hide_frames(__file__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from rhino_jax.ir.axes import crossings
 from rhino_jax.ir.program import Program, RegionCall, RegionKind
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion
@@ -166,35 +167,24 @@ def _either(carries: list[_Carry], item: FlatOp) -> _Carry:
 
 
 def _region(item: FlatOp, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
-    call = item.call
-    if call.kind is RegionKind.CALL:
-        return _outputs(item.regions[0], at, 0)
-    if call.kind is RegionKind.COND and 0 not in at:
-        ways = [_outputs(block, at, 1) for block in item.regions]
-        if any(way.keys() != ways[0].keys() for way in ways):
+    """Return the results of an op with regions that are accumulated carries."""
+    kind, ends = item.call.kind, [*crossings(item.op)]
+    if kind is RegionKind.WHILE or (kind is RegionKind.COND and 0 in at):
+        raise NotAccumulated(item)
+    tracked = {
+        v: at[i] for e in ends for i in e.operands if i in at for v in e.entering
+    }
+    for block in item.regions:
+        _follow(block, tracked)
+    found: dict[int, _Carry] = {}
+    for end in ends:
+        entered = [at[i] for i in end.operands if i in at]
+        left = [tracked.get(item.regions[0].named(v)) for v in end.leaving]
+        made = [c for c in left if c is not None]
+        # Of a scan, carries alone, and as they enter.
+        is_other = item.is_scan and len(entered) != len(made)
+        if is_other or len(made) not in (0, len(left)):
             raise NotAccumulated(item)
-        return {i: _either([way[i] for way in ways], item) for i in ways[0]}
-    carries = call.carries(range(len(item.operands)))
-    if item.is_scan and all(i in carries for i in at):
-        return _scan(item, at)
-    raise NotAccumulated(item)
-
-
-def _outputs(
-    block: FlatRegion, at: Mapping[int, _Carry], first: int
-) -> dict[int, _Carry]:
-    inner = _follow(block, {block.inputs[i - first]: c for i, c in at.items()})
-    return {i: inner[v] for i, v in enumerate(block.outputs) if v in inner}
-
-
-def _scan(item: FlatOp, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
-    """Return the results of a nested scan that are accumulated carries, by position."""
-    (block,) = item.regions
-    inner = _follow(block, {block.inputs[i]: c for i, c in at.items()})
-    found = {i: inner[v] for i, v in enumerate(block.outputs) if v in inner}
-    carries = {i - item.call.num_consts: c for i, c in at.items()}
-    if found.keys() != carries.keys():
-        raise NotAccumulated(item)
-    if any(found[i].index != c.index for i, c in carries.items()):
-        raise NotAccumulated(item)
+        if made:
+            found[end.results[0]] = _either([*entered, *made], item)
     return found

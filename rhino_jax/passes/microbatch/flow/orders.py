@@ -159,76 +159,82 @@ class Orders:
         index = states[1]
         if not isinstance(index, RowsState) or index.at is None:
             return None
+        found = self._at_positions(item, states, index, index.at)
+        if found is None:
+            raise _needs([index])
+        return found
+
+    def _at_positions(
+        self,
+        item: FlatOp,
+        states: Sequence[State],
+        index: RowsState,
+        where: Positions,
+    ) -> Ran | None:
+        """Return how rows are looked up, or written, at positions of a micro-batch.
+
+        Args:
+          item: the op.
+          states: states of its operands.
+          index: that of the positions, `where`.
+        Returns:
+          None where it needs the rows of the whole batch.
+        """
+        traits, values = item.op.traits, self.flat.program.values
         dims, rule = item.eqn.params["dimension_numbers"], item.op.rule
         mapped = getattr(dims, "start_index_map", None)
         if mapped is None:
             mapped = dims.scatter_dims_to_operand_dims
-        if rule is None or len(mapped) != 1 or not _is_major(index.span):
-            raise _needs([index])
+        is_major = index.span.dim == 0 and index.span.outer == 1
+        if rule is None or len(mapped) != 1 or not is_major:
+            return None
+        (dim,), rows = mapped, index.span.size
         spot = locate(rule, rule.operands[1], index.span)
-        shape = self.flat.program.values[item.operands[0]].shape
-        (dim,) = mapped
-        rows = index.span.size
         (factor,) = rule.operands[0][dim] or (None,)
         is_index = factor is None or rule.factors[factor].kind is FactorKind.INDEX
-        table = self.known.tables[index.at.table].reshape(-1)
-        count = math.prod(self.flat.program.values[item.operands[1]].shape)
-        step, left = divmod(count, max(shape[dim], 1))
-        expected = self.known.places(AxisSpan(0, rows, inner=count // rows)) // max(
-            step, 1
-        )
-        if (
-            spot is None
-            or not is_index
-            or left
-            or shape[dim] % rows
-            or not np.array_equal(table, expected)
-        ):
-            raise _needs([index])
-        held = AxisSpan(dim, rows, inner=shape[dim] // rows)
+        size = values[item.operands[0]].shape[dim]
+        count = math.prod(values[item.operands[1]].shape)
+        step, left = divmod(count, max(size, 1))
+        if spot is None or not is_index or left or size % rows:
+            return None
+        table = self.known.tables[where.table].reshape(-1)
+        expected = self.known.places(AxisSpan(0, rows, inner=count // rows))
+        if not np.array_equal(table, expected // max(step, 1)):
+            return None
+        held = AxisSpan(dim, rows, inner=size // rows)
         phase = max(s.phase for s in states)
-        whole = RowsState(held, order=index.at.order)
-        array = states[0]
-        if isinstance(array, WholeState) and is_outside(array):
-            array_use: State = replace(whole, order=None, is_own=array.is_own)
-            if whole.order is not None and not self.known.is_even(
-                item.operands[0], held
-            ):
-                raise _needs([index])
-        elif isinstance(array, RowsState) and array.at is None:
-            array_use = array
-            if (array.span, array.order) != (held, whole.order):
-                raise _needs([index])
-        else:
-            raise _needs([index])
+        use = self._in_order(item.operands[0], states[0], held, where.order)
+        if use is None:
+            return None
         if traits.kind is OpKind.LOOKUP:
             made = place(rule, rule.results[0], spot)
             if made is None:
-                raise _needs([index])
-            result = RowsState(made, phase, order=index.order)
-            return Ran((array_use, index), (result,))
-        updates = states[2]
+                return None
+            return Ran((use, index), (RowsState(made, phase, order=index.order),))
         at = place(rule, rule.operands[2], spot)
         is_set = not traits.reducer
         if at is None or (is_set and step > 1):
-            raise _needs([index])
-        use: State = updates
-        if is_set and (where := self._written(item, index)) is not None:
-            use = RowsState(at, at=where)
-            written = RowsState(held, phase, at=where)
-            return Ran((array_use, index, use), (written,))
-        if isinstance(updates, WholeState) and is_outside(updates):
-            use = RowsState(at)
-            if index.order is not None and not self.known.is_even(item.operands[2], at):
-                raise _needs([index])
-        elif not isinstance(updates, RowsState) or updates.at is not None:
-            raise _needs([index])
-        elif (updates.span, updates.order) != (at, index.order):
-            raise _needs([index])
-        written = RowsState(held, phase, order=index.at.order)
-        if not self._holds_rows(written):
-            raise _needs([index])
-        return Ran((array_use, index, use), (written,))
+            return None
+        if is_set and (to := self._written(item, index)) is not None:
+            written = RowsState(held, phase, at=to)
+            return Ran((use, index, RowsState(at, at=to)), (written,))
+        more = self._in_order(item.operands[2], states[2], at, index.order)
+        written = RowsState(held, phase, order=where.order)
+        if more is None or not self._holds_rows(written):
+            return None
+        return Ran((use, index, more), (written,))
+
+    def _in_order(
+        self, value: int, state: State, span: AxisSpan, order: int | None
+    ) -> State | None:
+        """Return the state in which a value is read whose rows have to be in an order;
+        None where they are not."""
+        if isinstance(state, WholeState) and is_outside(state):
+            is_any = order is None or self.known.is_even(value, span)
+            return RowsState(span, is_own=state.is_own) if is_any else None
+        if not isinstance(state, RowsState) or state.at is not None:
+            return None
+        return state if (state.span, state.order) == (span, order) else None
 
     def _written(self, item: FlatOp, index: RowsState) -> Positions | None:
         """Return the positions that a scatter of 0, 1, 2, … at positions writes: where
@@ -374,11 +380,6 @@ class Orders:
             for value, state in zip(item.results, ran.results, strict=True)
         )
         return replace(ran, results=results)
-
-
-def _is_major(span: AxisSpan) -> bool:
-    """Whether the batch is the major part of a value's elements."""
-    return span.dim == 0 and span.outer == 1
 
 
 def check_in_full(states: Iterable[State]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from rhino_jax.ir.axes import crossings
 from rhino_jax.ir.program import Program, RegionKind
 from rhino_jax.passes.microbatch.flow.accumulated import (
     UNCHANGED,
@@ -30,6 +31,7 @@ from rhino_jax.passes.microbatch.flow.states import (
     WholeState,
     inside,
     is_own,
+    is_sorted,
 )
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram, FlatRegion
 
@@ -78,26 +80,16 @@ class Flow:
         known = Evaluation(self.flat, self.states, self.ran)
         self.orders = Orders(known, self.sizes)
 
-    def block(self, block: FlatRegion, enters: Sequence[State]) -> list[State]:
-        """Analyse the ops of a region.
+    def block(self, block: FlatRegion) -> None:
+        """Analyse the ops of a region, given the states of its inputs.
 
-        Args:
-          block: the region.
-          enters: states of its inputs.
-        Returns:
-          States of its outputs.
         Raises:
           Coupled: an op needs a value of the whole batch.
         """
-        self.states.update(zip(block.inputs, enters, strict=True))
         for item in block.ops:
             states = [self.states[v] for v in item.operands]
-            if item.regions:
-                ran = self.region(item, states)
-            else:
-                ran = self.plain(item, states)
-            self.keep(item, ran)
-        return [self.states[v] for v in block.outputs]
+            run = self.region if item.regions else self.plain
+            self.keep(item, run(item, states))
 
     def plain(self, item: FlatOp, states: list[State]) -> Ran:
         """Return how an op without regions runs inside of a region."""
@@ -169,13 +161,53 @@ class Flow:
         if all(isinstance(s, WholeState) for s in states):
             made = WholeState(is_own=any(map(is_own, states)))
             return Ran(tuple(states), (made,) * len(item.results))
-        kinds = {
-            RegionKind.CALL: self._call,
-            RegionKind.SCAN: self._scan,
-            RegionKind.WHILE: self._while,
-            RegionKind.COND: self._cond,
-        }
-        return kinds[item.call.kind](item, states)
+        kind, uses = item.call.kind, [*states]
+        if kind is RegionKind.COND and not isinstance(states[0], WholeState):
+            raise Coupled(item, "which way it goes depends on the whole batch")
+        if kind is RegionKind.SCAN and any(
+            isinstance(s, RowsState) and s.span.dim == 0
+            for s in item.call.sliced(states)
+        ):
+            return _scan_over_rows(self.flat.program, item, states)
+        results = self._around(item, uses)
+        if kind in (RegionKind.CALL, RegionKind.SCAN) and self._cut_inside(item, uses):
+            results = self._around(item, uses)
+        return Ran(tuple(uses), tuple(results))
+
+    def _around(self, item: FlatOp, uses: list[State]) -> list[State]:
+        """Analyse the regions of an op, to a fixed point of its carries' states.
+
+        Args:
+          item: the op.
+          uses: states in which it reads its operands; those of carries are updated.
+        Returns:
+          States of its results.
+        """
+        ends, results = [*crossings(item.op)], dict[int, State]()
+        is_while = item.call.kind is RegionKind.WHILE
+        while True:
+            before = [*uses]
+            for end in ends:
+                for i in end.operands:
+                    state = _moved(uses[i], -end.is_stack)
+                    self.states.update(dict.fromkeys(end.entering, state))
+            for block in item.regions:
+                self.block(block)
+                if is_while and block is item.regions[0]:
+                    if not isinstance(self.states[block.outputs[0]], WholeState):
+                        why = "how long it runs depends on the whole batch"
+                        raise Coupled(item, why)
+            for end in ends:
+                left = [self.states[self.flat.top.named(v)] for v in end.leaving]
+                for at in end.results:
+                    found, *others = [*(uses[i] for i in end.operands), *left]
+                    for other in others:
+                        found = self.joined(item, found, other)
+                    results[at] = _moved(found, end.is_stack)
+                    for i in end.operands:
+                        uses[i] = found
+            if uses == before:
+                return [results[k] for k in range(len(item.results))]
 
     def joined(self, item: FlatOp, a: State, b: State) -> State:
         """Return the state of a value that has one state or the other.
@@ -198,111 +230,40 @@ class Flow:
             return a
         raise Coupled(item, "what it carries is once cut, once a sum over the batch")
 
-    def _call(self, item: FlatOp, states: Sequence[State]) -> Ran:
-        block = item.regions[0]
-        results = self.block(block, states)
-        cut = self._cut_inside(block, states)
-        if cut != list(states):
-            results = self.block(block, cut)
-        return Ran(tuple(cut), tuple(results))
-
-    def _cut_inside(self, block: FlatRegion, states: Sequence[State]) -> list[State]:
-        """Slice complete inputs of a region of which it reads only rows of the batch.
+    def _cut_inside(self, item: FlatOp, uses: list[State]) -> bool:
+        """Slice complete operands of which an op's region reads only rows of the batch.
 
         A mask that is broadcast to the batch outside of a loop over layers is then not
         computed for the whole batch.
 
         Args:
-          block: the region.
-          states: states of its first inputs, as analysed.
+          item: a loop over layers, or a recomputed region, as analysed.
+          uses: states in which it reads its operands; updated.
         Returns:
-          States of the region's first inputs.
+          Whether any is sliced.
         """
+        (block,) = item.regions
         read: dict[int, list[State]] = {v: [self.states[v]] for v in block.outputs}
-        for item in block.ops:
-            uses = self.ran[item.op.id].uses
-            for value, use in zip(item.operands, uses, strict=True):
+        for inner in block.ops:
+            pairs = zip(inner.operands, self.ran[inner.op.id].uses, strict=True)
+            for value, use in pairs:
                 read.setdefault(value, []).append(use)
-        found: list[State] = []
-        for value, state in zip(block.inputs, states, strict=False):
-            uses_of = read.get(value, [])
-            spans = {use.span for use in uses_of if isinstance(use, RowsState)}
-            is_cut = isinstance(state, WholeState) and len(spans) == 1
+        is_call, before = item.call.kind is RegionKind.CALL, [*uses]
+        count = len(uses) if is_call else item.call.num_consts
+        for i, value in enumerate(block.inputs[:count]):
+            own = read.get(value, [])
+            spans = {use.span for use in own if isinstance(use, RowsState)}
+            is_cut = isinstance(uses[i], WholeState) and len(spans) == 1
             if is_cut and all(
-                isinstance(use, RowsState) and use.at is None and use.order is None
-                for use in uses_of
+                isinstance(u, RowsState) and not is_sorted(u) for u in own
             ):
-                state = RowsState(spans.pop())
-            found.append(state)
-        return found
+                uses[i] = RowsState(spans.pop())
+        return uses != before
 
-    def _scan(self, item: FlatOp, states: Sequence[State]) -> Ran:
-        call, (block,) = item.call, item.regions
-        sliced, consts = call.sliced(states), [*call.consts(states)]
-        if any(isinstance(s, RowsState) and s.span.dim == 0 for s in sliced):
-            return _scan_over_rows(self.flat.program, item, states)
-        enters = [s.moved(-1) if isinstance(s, RowsState) else s for s in sliced]
 
-        def body(carries: Sequence[State]) -> list[State]:
-            return self.block(block, [*consts, *carries, *enters])
-
-        carries, leaves = self._fixed(item, call.carries(states), body)
-        cut = self._cut_inside(block, consts)
-        if cut != consts:
-            consts = cut
-            carries, leaves = self._fixed(item, carries, body)
-        stacked = call.stacked(leaves)
-        stacks = (s.moved(1) if isinstance(s, RowsState) else s for s in stacked)
-        return Ran((*consts, *carries, *sliced), (*carries, *stacks))
-
-    def _while(self, item: FlatOp, states: Sequence[State]) -> Ran:
-        conds = item.call.num_cond_consts
-        first = conds + item.call.num_consts
-
-        def body(carries: Sequence[State]) -> list[State]:
-            (goes_on,) = self.block(item.regions[0], [*states[:conds], *carries])
-            if not isinstance(goes_on, WholeState):
-                raise Coupled(item, "how long it runs depends on the whole batch")
-            return self.block(item.regions[1], [*states[conds:first], *carries])
-
-        carries, _ = self._fixed(item, states[first:], body)
-        return Ran((*states[:first], *carries), tuple(carries))
-
-    def _fixed(
-        self,
-        item: FlatOp,
-        carries: Sequence[State],
-        body: Callable[[Sequence[State]], list[State]],
-    ) -> tuple[list[State], list[State]]:
-        """Iterate a loop's body to a fixed point of its carries' states.
-
-        Args:
-          item: the loop.
-          carries: states of the initial carries.
-          body: states of the carries → states of all outputs of the body.
-        Returns:
-          States of the carries, and of all outputs of the body.
-        """
-        found = list(carries)
-        while True:
-            leaves = body(found)
-            joined = [
-                self.joined(item, a, b) for a, b in zip(found, leaves, strict=False)
-            ]
-            if joined == found:
-                return found, leaves
-            found = joined
-
-    def _cond(self, item: FlatOp, states: Sequence[State]) -> Ran:
-        if not isinstance(states[0], WholeState):
-            raise Coupled(item, "which way it goes depends on the whole batch")
-        found: list[State] = self.block(item.regions[0], states[1:])
-        for block in item.regions[1:]:
-            leaves = self.block(block, states[1:])
-            found = [
-                self.joined(item, a, b) for a, b in zip(found, leaves, strict=True)
-            ]
-        return Ran(tuple(states), tuple(found))
+def _moved(state: State, by: int) -> State:
+    """Return the state of slices of a value, or of their stack."""
+    return state.moved(by) if isinstance(state, RowsState) and by else state
 
 
 def _scan_over_rows(program: Program, item: FlatOp, states: Sequence[State]) -> Ran:
