@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 from rhino_jax.ir.axes import AxisSpan, follow
-from rhino_jax.ir.factor import Layout
 from rhino_jax.ir.program import Value
 from rhino_jax.passes.chunks.heads import Head
 from rhino_jax.passes.microbatch.flow.states import DimPart
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
 
-Place = tuple[AxisSpan | None, AxisSpan | None]
+Place = tuple[AxisSpan | None, ...]
 """Dims of a value that are the tokens and the vocabulary; None where it lacks the
 dim."""
 
@@ -32,137 +30,85 @@ def part_of(flat: FlatProgram, head: Head) -> DimPart | None:
     Returns:
       None where they would include contractions or regions that do not work on logits.
     """
-    walk = _ChunkWalk(flat, head)
-    while True:
-        before = len(walk.makers)
-        ops = walk.forward()
-        if any(walk.is_foreign(item) for item in walk.ops if item.op.id in ops):
-            return None
-        walk.backward(ops)
-        if len(walk.makers) == before:
-            return DimPart(frozenset(ops | walk.makers), walk.seeds)
+    (logits,), values = head.item.results, flat.program.values
+    long: dict[int, Place] = {logits: (head.made, head.row)}
+    seeds = {head.item.op.id: {head.tokens: head.cut}}
 
-
-@dataclass(slots=True)
-class _ChunkWalk:
-    """A walk from an output projection to the ops on its logits.
-
-    Attributes:
-      flat: the program.
-      head: the output projection.
-      long: id of each value with full tokens and vocabulary → its dims that are these.
-      makers: ids of ops that compute values as large as the logits from other operands.
-      seeds: op id → operand position → dim to chunk, of operands known in full.
-    """
-
-    flat: FlatProgram
-    head: Head
-    long: dict[int, Place] = field(default_factory=dict)
-    makers: set[int] = field(default_factory=set)
-    seeds: dict[int, dict[int, AxisSpan]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        head = self.head.item
-        self.seeds[head.op.id] = {self.head.tokens: self.head.cut}
-        self.long[head.results[0]] = self.head.made, self.head.row
-
-    @property
-    def ops(self) -> tuple[FlatOp, ...]:
-        """The ops of the program's top level."""
-        return self.flat.top.ops
-
-    def forward(self) -> set[int]:
-        """Return ids of the ops that read or compute logits, or lie between those."""
-        after = set(self.long)
-        later: list[FlatOp] = []
-        for item in self.ops:
-            if after.isdisjoint(item.operands):
-                continue
-            after.update(item.results)
-            later.append(item)
-            self._follow(item)
-        ops, wanted = {self.head.item.op.id}, set[int]()
-        for item in reversed(later):
-            is_long = not self.long.keys().isdisjoint(item.operands)
-            if is_long or not wanted.isdisjoint(item.results):
-                ops.add(item.op.id)
-                wanted |= after.intersection(item.operands)
-        return ops
-
-    def _follow(self, item: FlatOp) -> None:
-        """Record the results of an op that have logits' dims as its operands have."""
-        rule = item.op.rule
-        if rule is None or item.regions:
+    def include(value: int, place: Place) -> None:
+        """Include the op that computes a value as large as the logits, as one-hot
+        labels, and its operands likewise, where it has operands to chunk."""
+        item = flat.maker.get(value)
+        is_small = size_of(values[value]) < size_of(values[logits])
+        if item is None or None in place or value in long or is_small:
             return
-        for i, value in enumerate(item.operands):
-            if value not in self.long:
-                continue
-            place = self.long[value]
-            for made, layout in zip(item.results, rule.results, strict=True):
-                found = self._moved(item, rule.operands[i], place, layout)
-                if None not in found:
-                    self.long.setdefault(made, found)
-
-    def _moved(self, item: FlatOp, at: Layout, place: Place, to: Layout) -> Place:
-        """Map dims of one operand or result of an op to another.
-
-        Args:
-          item: the op.
-          at: factors of each dim of the operand or result with the dims.
-          place: dims of the tokens and the vocabulary in it.
-          to: factors of each dim of the other operand or result.
-        Returns:
-          Dims of the tokens and the vocabulary in the other one.
-        """
-        rule = item.op.rule
-        assert rule is not None
-        tokens, row = (None if s is None else follow(rule, at, s, to) for s in place)
-        return tokens, row
-
-    def is_foreign(self, item: FlatOp) -> bool:
-        """Whether an op cannot run among ops on logits.
-
-        It has regions, or it is a contraction of other values.
-        """
-        is_long = not self.long.keys().isdisjoint(item.operands)
-        is_head = item is self.head.item
-        is_costly = item.op.traits.is_contraction and not (is_long or is_head)
-        return bool(item.regions) or is_costly
-
-    def backward(self, ops: set[int]) -> None:
-        """Find ops that compute values as large as logits otherwise: one-hot labels."""
-        for item in self.ops:
-            rule = item.op.rule
-            at = next((i for i, v in enumerate(item.operands) if v in self.long), None)
-            if item.op.id not in ops or at is None or rule is None:
-                continue
-            place = self.long[item.operands[at]]
-            for value, layout in zip(item.operands, rule.operands, strict=True):
-                found = self._moved(item, rule.operands[at], place, layout)
-                if None not in found and value not in self.long:
-                    self._include(value, found)
-
-    def _include(self, value: int, place: Place) -> None:
-        """Include the op that computes a value if the value is as large as the logits.
-
-        Its operands are included recursively. Ops without an operand to chunk are not
-        included.
-        """
-        values, item = self.flat.program.values, self.flat.maker.get(value)
-        least = size_of(values[self.head.item.results[0]])
-        if item is None or item.op.rule is None or item.regions:
-            return
-        if value in self.long or size_of(values[value]) < least:
-            return
-        rule = item.op.rule
-        layout = rule.results[item.results.index(value)]
-        places = [self._moved(item, layout, place, d) for d in rule.operands]
+        count = len(item.operands)
+        places = _places(item, count + item.results.index(value), place)[:count]
         cuts = {i: p[0] for i, p in enumerate(places) if p[0] is not None}
         if not cuts or item.op.traits.is_contraction:
             return  # a broadcast, which each chunk computes itself; or another matmul
-        self.long[value] = place
-        self.makers.add(item.op.id)
-        self.seeds[item.op.id] = cuts
+        long[value], seeds[item.op.id] = place, cuts
         for operand, there in zip(item.operands, places, strict=True):
-            if None not in there:
-                self._include(operand, there)
+            include(operand, there)
+
+    before = 0
+    while before < len(seeds):
+        before, ops = len(seeds), _ops_on(flat, long) | seeds.keys()
+        items = [item for item in flat.top.ops if item.op.id in ops]
+        for item in items:
+            is_other = long.keys().isdisjoint(item.operands) and item is not head.item
+            if item.regions or (item.op.traits.is_contraction and is_other):
+                return None
+        for item in items:
+            at = next((i for i, v in enumerate(item.operands) if v in long), None)
+            if at is not None:
+                places = _places(item, at, long[item.operands[at]])
+                for value, place in zip(item.operands, places, strict=False):
+                    include(value, place)
+    return DimPart(frozenset(ops), seeds)
+
+
+def _ops_on(flat: FlatProgram, long: dict[int, Place]) -> set[int]:
+    """Return ids of the ops that read logits, or lie between such ops.
+
+    Args:
+      flat: the program.
+      long: id of each value with full tokens and vocabulary → its dims that are these;
+        results that have both are added.
+    """
+    after, later = set(long), list[FlatOp]()
+    for item in flat.top.ops:
+        if after.isdisjoint(item.operands):
+            continue
+        after.update(item.results)
+        later.append(item)
+        for i, value in enumerate(item.operands):
+            if value in long:
+                found = _places(item, i, long[value])[len(item.operands) :]
+                for made, place in zip(item.results, found, strict=True):
+                    if None not in place:
+                        long.setdefault(made, place)
+    ops, wanted = set[int](), set[int]()
+    for item in reversed(later):
+        is_long = not long.keys().isdisjoint(item.operands)
+        if is_long or not wanted.isdisjoint(item.results):
+            ops.add(item.op.id)
+            wanted |= after.intersection(item.operands)
+    return ops
+
+
+def _places(item: FlatOp, at: int, place: Place) -> list[Place]:
+    """Return the dims of tokens and vocabulary in an op's operands and results.
+
+    Args:
+      item: the op.
+      at: position of an operand, or of a result after all operands.
+      place: its dims that are these.
+    """
+    rule = item.op.rule
+    if rule is None or item.regions:
+        return [(None, None)] * (len(item.operands) + len(item.results))
+    layouts = (*rule.operands, *rule.results)
+    return [
+        tuple(None if s is None else follow(rule, layouts[at], s, to) for s in place)
+        for to in layouts
+    ]
