@@ -50,8 +50,6 @@ class Decided:
         saved as in the baseline.
       hosted_stacks: stacks whose slices are moved to host memory, step by step.
       is_ordered: as `RematChoice.ordered`.
-      same: value → equal value that is read in its place.
-      skipped: ops that do not run.
     """
 
     halves: Halves
@@ -63,8 +61,6 @@ class Decided:
     hosted_stacks: frozenset[int] = frozenset()
     split: Mapping[int, int] = field(default_factory=dict)
     is_ordered: bool = False
-    same: Mapping[int, int] = field(default_factory=dict)
-    skipped: frozenset[int] = frozenset()
 
     @property
     def block(self) -> FlatRegion:

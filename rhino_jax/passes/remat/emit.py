@@ -43,8 +43,6 @@ def run(frame: Frame) -> None:
       frame: the run; it holds the region's inputs and receives all results.
     """
     for k, line in enumerate(frame.block.ops):
-        if k in frame.decided.skipped:
-            continue
         is_late = frame.decided.halves.is_late[k]
         frame.reading = line if is_late else None
         read: Read = frame.read_late if is_late else frame.read
@@ -77,10 +75,18 @@ def changes_loop(table: Table, decided: Decided, k: int) -> bool:
 
 def changes(table: Table, decided: Decided) -> bool:
     """Whether anything changes in a region, or in a loop inside of it."""
-    if decided.again.lines or decided.offloaded or decided.same or decided.skipped:
+    if decided.again.lines or decided.offloaded:
         return True
-    lines = enumerate(decided.block.ops)
-    return any(line.is_scan and changes_loop(table, decided, k) for k, line in lines)
+    return any(
+        is_recomputed(line) or (line.is_scan and changes_loop(table, decided, k))
+        for k, line in enumerate(decided.block.ops)
+    )
+
+
+def is_recomputed(line: FlatOp) -> bool:
+    """Whether an op was inlined from a region of `jax.checkpoint`."""
+    calls = (each.op.call for each in line.within)
+    return any(call is not None and call.is_remat for call in calls)
 
 
 def loop(frame: Frame, k: int, line: FlatOp, read: Read) -> list[Any]:

@@ -177,7 +177,6 @@ class Frame:
 
     def read(self, value: int) -> Any:
         """Return a value as its op produced it."""
-        value = self.decided.same.get(value, value)
         if value in self.sources:
             return self.sources[value]()
         if value in self.parts and self.early.get(value) is None:

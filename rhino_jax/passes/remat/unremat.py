@@ -9,9 +9,9 @@ The residuals of the backward pass may then be chosen from scratch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
+from rhino_jax._compat import without_dead_code
 from rhino_jax.frontend.regions import PLAIN_CALLS, REMATS
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
@@ -24,10 +24,10 @@ from rhino_jax.passes.program_pass import (
     TrialKind,
 )
 from rhino_jax.passes.remat.decided import Decided, LoopPair, stacked_anew
-from rhino_jax.passes.remat.emit import emit
+from rhino_jax.passes.remat.emit import emit, is_recomputed
 from rhino_jax.passes.remat.late import Halves, halves_of
 from rhino_jax.passes.remat.rerun import NOTHING
-from rhino_jax.rewrite.flat import FlatOp, FlatProgram, FlatRegion
+from rhino_jax.rewrite.flat import FlatProgram, FlatRegion
 from rhino_jax.rewrite.flatten import flatten, plain_calls
 from rhino_jax.rewrite.numbers import ValueNumbers
 from rhino_jax.rewrite.retraced import retraced
@@ -47,9 +47,12 @@ def drop_remat(closed_jaxpr: Any, program: Program, choice: str) -> Any:
     calls = plain_calls(program, PLAIN_CALLS | REMATS)
     flat = flatten(program, closed_jaxpr, calls)
     numbers = ValueNumbers(flat)
+    same = dict(_same(flat, numbers, flat.top))
+    flat = flatten(program, closed_jaxpr, calls, same)
     decided: dict[int | None, Decided] = {}
     _decide(flat, numbers, None, flat.top, decided)
-    return retraced(closed_jaxpr, lambda *arrays: emit(flat, decided, arrays))
+    made = retraced(closed_jaxpr, lambda *arrays: emit(flat, decided, arrays))
+    return without_dead_code(made)
 
 
 def has_remat(program: Program) -> bool:
@@ -71,6 +74,27 @@ PASS = ProgramPass(
 )
 
 
+def _same(
+    flat: FlatProgram, numbers: ValueNumbers, block: FlatRegion
+) -> Iterator[tuple[int, int]]:
+    """Yield values in remat regions that their own region computed before, each with
+    the equal value."""
+    for v, other in _replaced(
+        numbers, block, _early(numbers, halves_of(block))
+    ).items():
+        if block.maker[other] < block.maker[v]:
+            yield v, other
+    for loop in block.ops:
+        if flat.can_change(loop):
+            yield from _same(flat, numbers, loop.regions[0])
+
+
+def _early(numbers: ValueNumbers, halves: Halves) -> dict[int, int]:
+    """Return number → the first value of the forward pass that has it."""
+    lines = zip(reversed(halves.block.ops), reversed(halves.is_late), strict=True)
+    return {numbers.of[v]: v for line, late in lines if not late for v in line.results}
+
+
 def _decide(
     flat: FlatProgram,
     numbers: ValueNumbers,
@@ -79,37 +103,14 @@ def _decide(
     found: dict[int | None, Decided],
 ) -> None:
     halves = halves_of(block)
-    lines = zip(reversed(block.ops), reversed(halves.is_late), strict=True)
-    early = {numbers.of[v]: v for line, late in lines if not late for v in line.results}
-    same = {
-        v: other
-        for v, other in _replaced(numbers, block, early).items()
-        if block.maker[other] < block.maker[v]
-    }
-    found[owner] = Decided(halves, NOTHING, same=same, skipped=_skipped(block, same))
     loops = [k for k, line in enumerate(block.ops) if flat.can_change(line)]
     for k in loops:
         loop = block.ops[k]
         _decide(flat, numbers, loop.op.id, loop.regions[0], found)
-    pairs: dict[int, tuple[LoopPair, ...]] = {}
-    for k in loops:
-        if not halves.is_late[k]:
-            continue
-        several = _pairs(flat, numbers, halves, loops, k, early)
-        body = found[block.ops[k].op.id]
-        inside = dict(body.same)
-        for pair in several:
-            inside.update(pair.replaced)
-        found[block.ops[k].op.id] = replace(body, skipped=_skipped(body.block, inside))
-        pairs[k] = several
+    late, early = [k for k in loops if halves.is_late[k]], _early(numbers, halves)
+    pairs = {k: _pairs(numbers, halves, loops, k, early) for k in late}
     added = stacked_anew(block, (pair for of in pairs.values() for pair in of))
-    found[owner] = replace(found[owner], pairs=pairs, added=added)
-
-
-def _is_again(line: FlatOp) -> bool:
-    """Whether an op is in a region of `jax.checkpoint`."""
-    calls = (each.op.call for each in line.within)
-    return any(call is not None and call.is_remat for call in calls)
+    found[owner] = Decided(halves, pairs=pairs, added=added)
 
 
 def _replaced(
@@ -119,7 +120,7 @@ def _replaced(
     cheap = _cheap(numbers, block)
     found: dict[int, int] = {}
     for line in block.ops:
-        if not _is_again(line) or line.op.id in cheap:
+        if not is_recomputed(line) or line.op.id in cheap:
             continue
         for v in line.results:
             other = have.get(numbers.of.get(v, -1))
@@ -136,29 +137,14 @@ def _cheap(numbers: ValueNumbers, block: FlatRegion) -> set[int]:
     program = numbers.flat.program
     values, ops = set(block.inputs), set()
     for line in block.ops:
-        if _is_again(line) and line.op.is_fusible:
+        if is_recomputed(line) and line.op.is_fusible:
             if all(v in values or program.values[v].is_literal for v in line.operands):
                 values.update(line.results)
                 ops.add(line.op.id)
     return ops
 
 
-def _skipped(block: FlatRegion, replaced: dict[int, int]) -> frozenset[int]:
-    """Return positions of ops in remat regions whose results are no longer read."""
-    needed = set(block.outputs)
-    found: set[int] = set()
-    for k in reversed(range(len(block.ops))):
-        line = block.ops[k]
-        makes = [v for v in line.results if v not in replaced]
-        if _is_again(line) and needed.isdisjoint(makes):
-            found.add(k)
-        else:
-            needed.update(line.operands)
-    return frozenset(found)
-
-
 def _pairs(
-    flat: FlatProgram,
     numbers: ValueNumbers,
     halves: Halves,
     loops: list[int],
@@ -184,17 +170,4 @@ def _pairs(
         replaced = {v: u for v, u in replaced.items() if v not in rest}
         rest |= replaced
         found.append((f, replaced))
-    read = _read(body, rest)
-    return tuple(
-        LoopPair(f, {}, NOTHING, {v: u for v, u in replaced.items() if v in read})
-        for f, replaced in found
-    )
-
-
-def _read(block: FlatRegion, replaced: dict[int, int]) -> set[int]:
-    skipped = _skipped(block, replaced)
-    found = set(block.outputs)
-    for k, line in enumerate(block.ops):
-        if k not in skipped:
-            found.update(line.operands)
-    return found
+    return tuple(LoopPair(f, {}, NOTHING, replaced) for f, replaced in found)
