@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jax import lax
 
-from rhino_jax._compat import bind_eqn, hide_frames, tagged
+from rhino_jax._compat import bind_eqn, tagged
 from rhino_jax.errors import InternalError
 from rhino_jax.frontend.rules.reduce import COMBINE
 from rhino_jax.ir.axes import AxisSpan, place
+from rhino_jax.passes.interleaved.order import split_shape
 from rhino_jax.passes.microbatch.flow.generated import RECOMPUTED_KINDS, spot_of
 from rhino_jax.passes.sequence_slices.analysis import SliceAnalysis
 from rhino_jax.passes.sequence_slices.flow import SlicedOp, ats_in
@@ -25,9 +26,6 @@ from rhino_jax.passes.sequence_slices.states import (
 )
 from rhino_jax.rewrite.emit import bind_local
 from rhino_jax.rewrite.flat import FlatOp
-
-
-hide_frames(__file__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +63,10 @@ def taken(x: Any, span: AxisSpan, start: int, stop: int) -> Any:
       span: its sequence dim.
       start, stop: counted from the first token that it holds.
     """
-    apart, d = _opened(x, span), span.dim + (span.outer > 1)
     ends = start * span.inner, stop * span.inner
-    if ends == (0, apart.shape[d]):
+    if ends == (0, x.shape[span.dim] // span.outer):
         return x
-    return _closed(lax.slice_in_dim(apart, *ends, axis=d), span)
+    return _along(span, [x], lambda d, x: lax.slice_in_dim(x, *ends, axis=d))
 
 
 def joined(parts: Sequence[Any], span: AxisSpan) -> Any:
@@ -82,33 +79,31 @@ def joined(parts: Sequence[Any], span: AxisSpan) -> Any:
     parts = [p for p in parts if p.shape[span.dim]] or list(parts[:1])
     if len(parts) == 1:
         return parts[0]
-    apart = [_opened(p, span) for p in parts]
-    return _closed(lax.concatenate(apart, span.dim + (span.outer > 1)), span)
+    return _along(span, parts, lambda d, *xs: lax.concatenate(xs, d))
 
 
 def padded(x: Any, span: AxisSpan, count: int) -> Any:
     """Pad an array with `count` zeros after its tokens; `span` is its sequence dim."""
-    if not count:
-        return x
-    apart, d = _opened(x, span), span.dim + (span.outer > 1)
-    config = [(0, count * span.inner * (k == d), 0) for k in range(apart.ndim)]
-    return _closed(lax.pad(apart, lax.full((), 0, x.dtype), config), span)
+
+    def run(d: int, x: Any) -> Any:
+        config = [(0, count * span.inner * (k == d), 0) for k in range(x.ndim)]
+        return lax.pad(x, lax.full((), 0, x.dtype), config)
+
+    return _along(span, [x], run) if count else x
 
 
-def _opened(x: Any, span: AxisSpan) -> Any:
-    """Reshape an array to [.., outer, tokens and inner, ..], where it has an outer."""
-    if span.outer == 1:
-        return x
-    d, shape = span.dim, x.shape
-    sizes = span.outer, shape[d] // span.outer
-    return lax.reshape(x, (*shape[:d], *sizes, *shape[d + 1 :]))
-
-
-def _closed(x: Any, span: AxisSpan) -> Any:
-    """Undo `_opened`."""
-    d, count = span.dim, 1 + (span.outer > 1)
-    sizes = x.shape[:d], (math.prod(x.shape[d : d + count]),), x.shape[d + count :]
-    return lax.reshape(x, sum(sizes, ()))
+def _along(span: AxisSpan, arrays: Sequence[Any], run: Callable[..., Any]) -> Any:
+    """Run a function of a dim and arrays [.., tokens and inner, ..]; where arrays have
+    an outer, that is a dim of its own before."""
+    d, outer = span.dim, span.outer
+    if outer == 1:
+        return run(d, *arrays)
+    made = run(
+        d + 1,
+        *(lax.reshape(x, split_shape(x.shape, d, outer)) for x in arrays),
+    )
+    size = outer * made.shape[d + 1]
+    return lax.reshape(made, (*made.shape[:d], size, *made.shape[d + 2 :]))
 
 
 SpanRange = tuple[AxisSpan, int, int]
@@ -183,34 +178,29 @@ class SliceEmitter:
 
     def _once(self, i: int, eqn: Any) -> None:
         op = self._ops[i].op
-        states = [self.found.states[v] for v in op.operands]
         made = self.found.states[op.results[0]] if op.results else WholeSequence()
         assert isinstance(made, WholeSequence)
         t = None if made.when is When.FORWARD else self._last(made.when is When.END)
         with self._tag(t, i):
-            args = [
-                self.whole[v] if isinstance(s, WholeSequence) else self._full(v)
-                for v, s in zip(op.operands, states, strict=True)
-            ]
-            results = bind_eqn(eqn, args, eqn.params)
+            results = bind_eqn(eqn, [*map(self._full, op.operands)], eqn.params)
         self.whole.update(zip(op.results, results, strict=True))
 
     def _full(self, value: int) -> Any:
-        """Return a sliced value in full."""
-        key = value, "full"
-        if key not in self._cuts:
+        """Return a value in full."""
+        if value not in self.whole:
             state, parts = self.found.states[value], self.parts[value]
-            if isinstance(state, RowState):
-                self._cuts[key] = joined(parts, state.span)
-            else:
-                assert isinstance(state, PairState)
-                row, column = self._ordered(state.spans, state.tokens)
-                wide = [
-                    padded(x, column, column.size - self.slices.columns(column, t)[1])
-                    for t, x in enumerate(parts)
+            if isinstance(state, PairState):
+                span, column = self._ordered(state.spans, state.tokens)
+                ends = [self.slices.columns(column, t)[1] for t in range(len(parts))]
+                parts = [
+                    padded(x, column, column.size - end)
+                    for x, end in zip(parts, ends, strict=True)
                 ]
-                self._cuts[key] = joined(wide, row)
-        return self._cuts[key]
+            else:
+                assert isinstance(state, RowState)
+                span = state.span
+            self.whole[value] = joined(parts, span)
+        return self.whole[value]
 
     def _ordered(
         self, dims: Sequence[Any], tokens: tuple[int, int] | None
@@ -263,14 +253,10 @@ class SliceEmitter:
         self, run: SlicedOp, t: int, rule: Any, layout: Any
     ) -> list[SpanRange]:
         """Return which tokens of an operand or result an equation has in a slice."""
-        ranges: list[SpanRange] = []
         both = self.slices.rows, self.slices.columns
-        ats = self._ordered(run.ats, run.tokens)
-        for at, bounds in zip(ats, both, strict=False):
-            span = place(rule, layout, at)
-            if span is not None:
-                ranges.append((span, *bounds(span, t)))
-        return ranges
+        ats = zip(self._ordered(run.ats, run.tokens), both, strict=False)
+        spans = ((place(rule, layout, at), bounds) for at, bounds in ats)
+        return [(span, *bounds(span, t)) for span, bounds in spans if span is not None]
 
     def _operand(self, i: int, operand: int, value: int, run: SlicedOp, t: int) -> Any:
         state = self.found.states[value]
@@ -316,21 +302,17 @@ class SliceEmitter:
         if not ranges:
             return x
         key = value, tuple(ranges)
-        if key in self._cuts:
-            return self._cuts[key]
-        state = self.found.states[value]
-        assert isinstance(state, WholeSequence)
-        made = None
-        with contextlib.ExitStack() as stack:
-            if state.when is When.FORWARD:
-                made = self._recomputed(value, ranges)
-                stack.enter_context(self._tag(None, reader))
+        if key not in self._cuts:
+            state = self.found.states[value]
+            assert isinstance(state, WholeSequence)
+            is_early = state.when is When.FORWARD
+            made = self._recomputed(value, ranges) if is_early else None
             if made is None:
-                made = x
-                for span, start, stop in ranges:
-                    made = taken(made, span, start, stop)
-        self._cuts[key] = made
-        return made
+                tag = self._tag(None, reader) if is_early else contextlib.nullcontext()
+                with tag:
+                    made = functools.reduce(lambda x, r: taken(x, *r), ranges, x)
+            self._cuts[key] = made
+        return self._cuts[key]
 
     def _recomputed(self, value: int, ranges: Sequence[SpanRange]) -> Any:
         """Compute some tokens of a value that is elementwise in inputs alone.
@@ -369,12 +351,15 @@ class SliceEmitter:
           args: operands.
           ranges: for every result the tokens that it has.
         """
-        op, eqn, shapes = self._ops[i].op, self._ops[i].eqn, []
-        for v, spans in zip(eqn.outvars, ranges, strict=True):
-            shape = tuple(v.aval.shape)
-            for span, start, stop in spans:
-                shape = span.resized(shape, stop - start)
-            shapes.append(shape)
+        op, eqn = self._ops[i].op, self._ops[i].eqn
+        shapes = [
+            functools.reduce(
+                lambda shape, r: r[0].resized(shape, r[2] - r[1]),
+                spans,
+                tuple(v.aval.shape),
+            )
+            for v, spans in zip(eqn.outvars, ranges, strict=True)
+        ]
         results = bind_local(eqn, args, shapes)
         made = [tuple(x.shape) for x in results]
         if made != shapes:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -233,7 +232,7 @@ def bounded(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
         zero = np.zeros((1,) * len(shapes[0]))
         how, known = "!=", [*known, Bounds(zero, zero)]
     if how:
-        return None if is_assumed else _compared(how, *known)
+        return None if is_assumed else _compared(how, *map(_rounded, known))
     if made != np.bool_ and not _is_float(made):
         is_cut = bool(known) and _is_float(eqn.invars[0].aval.dtype)
         if is_cut or name in ("and", "or", "xor", "not", "div"):
@@ -254,23 +253,23 @@ def bounded(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
         # Dims along which nothing differs have no stride.
         return x[tuple(slice(None if step else 1) for step in x.strides)]
 
-    return replace(_between(compute, known), is_assumed=is_assumed)
-
-
-def _between(fn: Callable[..., Any], operands: Sequence[Bounds]) -> Bounds:
-    """Return the bounds of a function that is monotone in each of its operands."""
-    ends = [(b.low,) if b.is_exact else (b.low, b.high) for b in operands]
-    found = list(itertools.starmap(fn, itertools.product(*ends)))
+    # Monotone in each operand, it is least and largest at their bounds.
+    ends = [(b.low,) if b.is_exact else (b.low, b.high) for b in known]
+    found = list(itertools.starmap(compute, itertools.product(*ends)))
     low, high = (functools.reduce(f, found) for f in (np.minimum, np.maximum))
-    return Bounds(low, low if np.array_equal(low, high) else high)
+    return Bounds(low, high, is_assumed)
 
 
 def _compared(how: str, a: Bounds, b: Bounds) -> Bounds:
-    if how in _COMPARISONS:
-        return _between(_COMPARISONS[how], (_rounded(a), _rounded(b)))
-    less, more = (_compared(h, a, b) for h in ("<=", ">="))
-    is_equal = _between(np.bitwise_and, (less, more))
-    return is_equal if how == "==" else _between(np.bitwise_not, (is_equal,))
+    """Return where a comparison surely holds, and where it may hold."""
+    if how in (">", ">="):
+        a, b = b, a
+    if how in ("<", ">"):
+        return Bounds(a.high < b.low, a.low < b.high)
+    low, high = a.high <= b.low, a.low <= b.high
+    if how in ("==", "!="):
+        low, high = low & (b.high <= a.low), high & (b.low <= a.high)
+    return Bounds(~high, ~low) if how == "!=" else Bounds(low, high)
 
 
 def _rounded(bounds: Bounds) -> Bounds:
@@ -315,35 +314,31 @@ def _iota(eqn: Any, arrays: Sequence[Any]) -> Any:
 
 def _slice(eqn: Any, arrays: Sequence[Any]) -> Any:
     starts, stops, steps = (eqn.params[k] for k in _RANGES)
-    ranges = map(slice, starts, stops, steps or [None] * len(starts))
-    return arrays[0][tuple(ranges)]
+    return arrays[0][tuple(map(slice, starts, stops, steps or [1] * len(starts)))]
+
+
+def _of(ufunc: Callable[..., Any]) -> Fold:
+    return lambda eqn, arrays: ufunc(*arrays)
 
 
 _RANGES = "start_indices", "limit_indices", "strides"
 
 _COPIES = "reshape", "concatenate"
 
-_COMPARISONS: Mapping[str, Callable[..., Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-
 _FUNCTIONS: Mapping[str, Fold] = {
     **FOLDS,
-    "add_any": FOLDS["add"],
-    "and": lambda eqn, xs: xs[0] & xs[1],
-    "div": lambda eqn, xs: xs[0] / xs[1],
+    "add_any": _of(np.add),
+    "and": _of(np.bitwise_and),
+    "div": _of(np.divide),
     "iota": _iota,
-    "neg": lambda eqn, xs: -xs[0],
-    "not": lambda eqn, xs: ~xs[0],
-    "or": lambda eqn, xs: xs[0] | xs[1],
+    "neg": _of(np.negative),
+    "not": _of(np.invert),
+    "or": _of(np.bitwise_or),
     "select_n": lambda eqn, xs: np.where(xs[0], xs[2], xs[1]),
     "sharding_constraint": FOLDS["copy"],
     "slice": _slice,
     "transpose": lambda eqn, xs: xs[0].transpose(eqn.params["permutation"]),
-    "xor": lambda eqn, xs: xs[0] ^ xs[1],
+    "xor": _of(np.bitwise_xor),
 }
 """Primitive → what it computes."""
 

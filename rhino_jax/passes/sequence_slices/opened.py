@@ -14,7 +14,6 @@ import numpy as np
 
 from rhino_jax._compat import (
     bind_eqn,
-    hide_frames,
     is_literal,
     jaxpr_consts,
     open_jaxpr,
@@ -38,8 +37,6 @@ from rhino_jax.rewrite.numbers import NumberTable, ValueNumbers
 from rhino_jax.rewrite.retraced import reimported, retraced
 from rhino_jax.rewrite.trips import array_of, run_trips
 
-
-hide_frames(__file__)
 
 MAX_LAYERS = 128
 """Largest number of steps of a scan over layers.
