@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from rhino_jax._compat import at_line_of, hide_frames
+from rhino_jax._compat import at_line_of
 from rhino_jax.ir.factor import Layout
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.traits import OpKind
@@ -19,8 +19,6 @@ from rhino_jax.passes.spmd_pipeline.spread import StageAxis
 from rhino_jax.rewrite.emit import bind_part
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 
-
-hide_frames(__file__)
 
 _PASSING = (OpKind.IDENTITY, OpKind.CONVERSION)
 
@@ -58,6 +56,27 @@ def makes_along(each: FlatOp) -> Stacked | None:
         # A result that depends on positions alone (an iota) differs on every stage.
         return found if each.op.traits.kind is OpKind.BROADCAST else None
     return found
+
+
+def traced_back(
+    region: FlatRegion, values: Collection[int], ends: Collection[FlatOp]
+) -> tuple[set[int], dict[FlatOp, Stacked]]:
+    """Return the stacks from which ops along layers compute some stacks.
+
+    Args:
+      region: its ops.
+      values: ids of the stacks.
+      ends: ops behind which nothing is sought.
+    Returns:
+      Ids of all these values; the ops, with their dims.
+    """
+    wanted, made = {*values}, dict[FlatOp, Stacked]()
+    for each in reversed(region.ops):
+        if each not in ends and not wanted.isdisjoint(each.results):
+            if (found := makes_along(each)) is not None:
+                made[each] = found
+                wanted |= found.stacks_of(each.operands)
+    return wanted, made
 
 
 def passes_on(op: Op) -> bool:

@@ -18,9 +18,9 @@ from rhino_jax.frontend.registry import traits_of
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.spmd_pipeline.along import (
     StackedRegion,
-    makes_along,
     passes_on,
     reads_along,
+    traced_back,
 )
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 
@@ -188,9 +188,12 @@ def body_of(each: FlatOp) -> MicrobatchBody:
     (region,), call = each.regions, each.call
     pairs = zip(call.carries(region.inputs), region.outputs, strict=False)
     loops = layer_loops(region, call.num_consts)
+    scans = [region.ops[i] for i in loops]
+    read = {v for scan in scans for v in scan.call.sliced(scan.operands)}
+    stacks, _ = traced_back(region, read, scans)
     body = MicrobatchBody(
         region,
-        _given(region, loops, call.consts(region.inputs)),
+        stacks.intersection(call.consts(region.inputs)),
         {},
         each,
         loops,
@@ -200,19 +203,6 @@ def body_of(each: FlatOp) -> MicrobatchBody:
     )
     body.assign()
     return body
-
-
-def _given(region: FlatRegion, at: Sequence[int], consts: Sequence[int]) -> set[int]:
-    """Return constants that scans read as stacks, directly or through ops."""
-    loops = [region.ops[i] for i in at]
-    wanted = {v for loop in loops for v in loop.call.sliced(loop.operands)}
-    for each in reversed(region.ops):
-        if each in loops or not wanted.intersection(each.results):
-            continue
-        found = makes_along(each)
-        if found is not None:
-            wanted.update(found.stacks_of(each.operands))
-    return wanted.intersection(consts)
 
 
 def layer_loops(region: FlatRegion, consts: int) -> list[int]:

@@ -10,7 +10,6 @@ from jax import lax
 from rhino_jax._compat import (
     close_jaxpr,
     consts_as_inputs,
-    hide_frames,
     jaxpr_consts,
     last_as_consts,
     open_jaxpr,
@@ -25,8 +24,6 @@ from rhino_jax.passes.spmd_pipeline.step import OnStage, find, step_of
 from rhino_jax.rewrite.flatten import flatten
 from rhino_jax.rewrite.retraced import without_captured
 
-
-hide_frames(__file__)
 
 AXIS = "stage"
 """Name of the mesh axis of stages, which the collectives of a stage are over."""

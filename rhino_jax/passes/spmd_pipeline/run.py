@@ -8,16 +8,13 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from rhino_jax._compat import at_line_of, hide_frames
+from rhino_jax._compat import at_line_of
 from rhino_jax.frontend.rules.reduce import COMBINE, identity
 from rhino_jax.passes.microbatch.emit.accumulated import combined
 from rhino_jax.passes.spmd_pipeline.along import StageValues
 from rhino_jax.passes.spmd_pipeline.body import EquationPhase, MicrobatchBody, Sum
 from rhino_jax.passes.spmd_pipeline.spread import StageAxis, either, is_key
 from rhino_jax.rewrite.flat import FlatOp
-
-
-hide_frames(__file__)
 
 
 class StageRun(StageValues):

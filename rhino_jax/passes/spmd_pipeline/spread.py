@@ -14,10 +14,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from rhino_jax._compat import hide_frames
-
-
-hide_frames(__file__)
 
 REDUCE: Mapping[str, Callable[..., Any]] = {
     "sum": jnp.sum,

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rhino_jax._compat import at_line_of, hide_frames
+from rhino_jax._compat import at_line_of
 from rhino_jax.errors import StageError
 from rhino_jax.ir.transform import MICROBATCHES
 from rhino_jax.passes.ops_along import Stacked
 from rhino_jax.passes.spmd_pipeline.along import (
     StackedRegion,
     StageValues,
-    makes_along,
     reads_along,
+    traced_back,
 )
 from rhino_jax.passes.spmd_pipeline.body import MicrobatchBody, body_of, layer_loops
 from rhino_jax.passes.spmd_pipeline.run import StageRun
@@ -107,9 +107,6 @@ def _check_carries(name: str, body: MicrobatchBody) -> None:
             )
 
 
-hide_frames(__file__)
-
-
 @dataclass(frozen=True, eq=False)
 class LoopedStep(StackedRegion):
     """A step around its loop over micro-batches, calls inlined.
@@ -147,8 +144,8 @@ def step_of(flat: FlatProgram, body: MicrobatchBody) -> LoopedStep:
     read = zip(body.loop.operands, body.reads_stacks, strict=False)
     wanted = {v for v, is_stack in read if is_stack}
     while True:
-        given, made = _back(region, body.loop, wanted)
-        stacks, stacked = _forth(region, body, given, made)
+        given, made = traced_back(region, wanted, [body.loop])
+        stacks, stacked = _forth(region, body, given.intersection(region.inputs), made)
         late = {
             region.inputs[of]
             for v, of in zip(region.outputs, state, strict=True)
@@ -164,29 +161,6 @@ def step_of(flat: FlatProgram, body: MicrobatchBody) -> LoopedStep:
     return LoopedStep(region, stacks, stacked, body, by_layers)
 
 
-def _back(
-    region: FlatRegion, loop: FlatOp, wanted: set[int]
-) -> tuple[set[int], dict[FlatOp, Stacked]]:
-    """Return inputs that must be sharded by layers, and ops that keep them so.
-
-    It walks backward from values that must be sharded by layers.
-
-    Args:
-      region: ops of the step.
-      loop: the loop over micro-batches.
-      wanted: ids of values that must be sharded.
-    """
-    wanted, made = set(wanted), dict[FlatOp, Stacked]()
-    for each in reversed(region.ops):
-        if each is loop or not wanted.intersection(each.results):
-            continue
-        found = makes_along(each)
-        if found is not None:
-            made[each] = found
-            wanted |= found.stacks_of(each.operands)
-    return wanted & set(region.inputs), made
-
-
 def _forth(
     region: FlatRegion,
     body: MicrobatchBody,
@@ -199,7 +173,7 @@ def _forth(
       region: ops of the step.
       body: of the loop over micro-batches.
       given: ids of inputs that are sharded.
-      made: ops that `_back` found.
+      made: ops on values that must be sharded.
     """
     stacks, stacked = set(given), dict[FlatOp, Stacked]()
     for each in region.ops:
