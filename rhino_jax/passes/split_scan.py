@@ -1,14 +1,21 @@
-"""Split a scan in two: the second one reads stacks of what the first one computed."""
+"""Split a scan in two: the second one reads stacks of what the first one computed.
+
+Loop fission, of a scan over layers whose body needs a sum over the batch: the first
+scan computes, layer by layer, the sums (stacked, each still partial over micro-batches)
+and all that does not depend on them; the second reads the complete sums. So the
+load-balancing loss of a mixture of experts, in a scan over its layers, costs one more
+forward pass, as it does in unrolled layers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from rhino_jax._compat import bind_eqn, jaxpr_consts, open_jaxpr
+from rhino_jax._compat import bind_eqn, jaxpr_consts, open_jaxpr, without_dead_code
 from rhino_jax.frontend.regions import closed_region_jaxprs
-from rhino_jax.rewrite.emit import run_inlined, scan_like
-from rhino_jax.rewrite.flat import FlatOp, FlatRegion
+from rhino_jax.rewrite.emit import run_inlined, scan_like, substitute
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram, FlatRegion
 from rhino_jax.rewrite.flatten import flat_region
 from rhino_jax.rewrite.retraced import traced_on
 
@@ -44,69 +51,53 @@ def scan_body(
     return flat_region(traced_on(run, [v.aval for v in jaxpr.invars]))
 
 
-class SplitScan:
-    """A scan as two: each computes some of its results.
+def scan_in_two(
+    each: FlatOp,
+    body: FlatRegion,
+    wanted: Iterable[int],
+    stacked: Collection[int] | None = None,
+) -> tuple[Callable[[Sequence[Any]], list[Any]], set[int]]:
+    """Divide a scan into two, each of which computes some of its results.
 
-    Attributes:
-      body: of one step.
-      early, late: positions of results, carries first, that the first and the second
-        scan compute.
-      first, second: positions of the ops that they run; those with side effects that
-        the first does not need are in the second.
-      saved: values of a step that the second scan reads of the first.
+    Args:
+      each: the scan.
+      body: of one step; see `scan_body`.
+      wanted: results of the first scan, which has the carries for them, too.
+      stacked: values of a step that the second scan may read of the first; None: all
+        that the first one computes for its results.
+    Returns:
+      A function of the scan's operands that runs both, and returns its results; and
+        positions of the ops that the second one runs: those with side effects that the
+        first does not need, too.
     """
+    call, num_carry = each.call, each.call.num_carry
+    carries = call.carries(body.inputs)
 
-    def __init__(
-        self,
-        each: FlatOp,
-        body: FlatRegion,
-        wanted: Iterable[int],
-        stacked: Collection[int] | None = None,
-    ) -> None:
-        """Divide the ops of a scan's body.
-
-        Args:
-          each: the scan.
-          body: see `scan_body`.
-          wanted: results of the first scan, which has the carries for them, too.
-          stacked: values of a step that the second scan may read of the first; None:
-            all that the first one computes for its results.
-        """
-        self.eqn, self.call, self.body = each.eqn, each.call, body
-        self.early, self.first, _ = self._needed(wanted, stacked or (), set())
-        made = {*(stacked or ())}
-        if stacked is None:
-            made = body.made_by(self.first)
-            made |= {self.carry(k) for k in self.early if k < self.call.num_carry}
-        rest = {*range(len(each.results))} - {*self.early}
-        effects = {i for i, e in enumerate(body.ops) if e.eqn.effects} - self.first
-        values = body.read_by(effects)
-        self.late, self.second, read = self._needed(rest, values, made)
-        self.second |= effects
-        self.saved = sorted(read & made)
-
-    def carry(self, position: int) -> int:
-        """Return the input of the body that is a carry."""
-        return self.body.inputs[self.call.num_consts + position]
-
-    def _needed(
-        self, wanted: Iterable[int], values: Iterable[int], known: set[int]
+    def needed(
+        which: Iterable[int], values: Iterable[int], known: set[int]
     ) -> tuple[list[int], set[int], set[int]]:
         """Return results with the carries that they need, and as `FlatRegion.needed`
         for these and some values."""
-        found, body = {*wanted}, self.body
+        found = {*which}
         while True:
             outs = [body.outputs[k] for k in found]
             ops, read = body.needed([*outs, *values], known)
-            carries = range(self.call.num_carry)
-            more = {k for k in carries if self.carry(k) in read - known} - found
+            more = {k for k, v in enumerate(carries) if v in read - known} - found
             if not more:
                 return sorted(found), ops, read
             found |= more
 
-    def run(self, operands: Sequence[Any]) -> list[Any]:
-        """Run both scans, and return the results of the one that they are."""
-        call, body = self.call, self.body
+    early, first, _ = needed(wanted, stacked or (), set())
+    made = {*(stacked or ())}
+    if stacked is None:
+        made = body.made_by(first) | {carries[k] for k in early if k < num_carry}
+    rest = {*range(len(each.results))} - {*early}
+    effects = {i for i, e in enumerate(body.ops) if e.eqn.effects} - first
+    late, second, read = needed(rest, body.read_by(effects), made)
+    second |= effects
+    saved = sorted(read & made)
+
+    def run(operands: Sequence[Any]) -> list[Any]:
         results: dict[int, Any] = {}
 
         def scan(
@@ -116,25 +107,71 @@ class SplitScan:
             gives: Sequence[int],
         ) -> list[Any]:
             """Run a scan of some ops of the body; return stacks of `gives`."""
-            mine = [k for k in which if k < call.num_carry]
+            mine = [k for k in which if k < num_carry]
 
             def step(carry: Any, slices: Any) -> tuple[list[Any], list[Any]]:
                 env = dict(zip(body.inputs, call.consts(operands), strict=False))
-                env.update(zip(map(self.carry, mine), carry, strict=True))
+                env.update(zip((carries[k] for k in mine), carry, strict=True))
                 env.update(zip(xs, slices, strict=True))
                 body.run(sorted(ops), env)
-                made = [body.result(body.outputs[k], env) for k in which]
-                stacked = [*made[len(mine) :], *(env[v] for v in gives)]
-                return made[: len(mine)], stacked
+                outs = [body.result(body.outputs[k], env) for k in which]
+                return outs[: len(mine)], [*outs[len(mine) :], *(env[v] for v in gives)]
 
-            init = [operands[call.num_consts + k] for k in mine]
-            ends, ys = scan_like(self.eqn, step, init, [*xs.values()])
+            init = [call.carries(operands)[k] for k in mine]
+            ends, ys = scan_like(each.eqn, step, init, [*xs.values()])
             for k, x in zip(which, (*ends, *ys), strict=False):
                 results.setdefault(k, x)
             return list(ys[len(which) - len(mine) :])
 
         rows = zip(call.sliced(body.inputs), call.sliced(operands), strict=True)
         xs = dict(rows)
-        saved = scan(self.early, self.first, xs, self.saved)
-        scan(self.late, self.second, xs | dict(zip(self.saved, saved, strict=True)), [])
+        xs |= zip(saved, scan(early, first, xs, saved), strict=True)
+        scan(late, second, xs, [])
         return [results[k] for k in range(len(results))]
+
+    return run, second
+
+
+def split_scan(
+    closed: Any, flat: FlatProgram, scan: FlatOp, values: Sequence[int]
+) -> Any:
+    """Split one scan of a closed jaxpr into two.
+
+    Args:
+      closed: the closed jaxpr.
+      flat: the flattened program of it.
+      scan: the scan to split.
+      values: ids of the values computed in its body that the second scan reads in full.
+    Returns:
+      A closed jaxpr of the same arguments and results.
+    """
+    sums = [(m.eqn, m.results.index(v)) for v in values for m in [flat.maker[v]]]
+    body = scan_body(scan.eqn, lambda e: _holds(e, sums), sums)
+    count = len(scan.results)
+    stacked = body.outputs[count:]
+    late = _late(body, scan, stacked)
+    run, _ = scan_in_two(scan, body, {*range(count)} - late, stacked)
+
+    def in_two(eqn: Any, operands: list[Any]) -> list[Any] | None:
+        return run(operands) if eqn is scan.eqn else None
+
+    return without_dead_code(substitute(closed, in_two))
+
+
+def _holds(eqn: Any, sums: Sequence[EqnResult]) -> bool:
+    """Whether an equation contains one of the summing equations, at any depth."""
+    inner = [e for j in closed_region_jaxprs(eqn) for e in open_jaxpr(j).eqns]
+    return any(e is s or _holds(e, sums) for e in inner for s, _ in sums)
+
+
+def _late(body: FlatRegion, scan: FlatOp, sums: Sequence[int]) -> set[int]:
+    """Return which results of a scan depend on values of its body, in any iteration."""
+    late, before = {*sums}, -1
+    while before < len(late):
+        before = len(late)
+        for reads, makes in zip(body.reads, body.makes, strict=True):
+            if not late.isdisjoint(reads):
+                late.update(makes)
+        carries = zip(scan.call.carries(body.inputs), body.outputs, strict=False)
+        late.update(entering for entering, left in carries if left in late)
+    return {k for k in range(len(scan.results)) if body.outputs[k] in late}

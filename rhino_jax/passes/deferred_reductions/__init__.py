@@ -4,7 +4,7 @@ In: a closed jaxpr with its program; the sharding of a first plan of it, and its
 Out: a closed jaxpr of the same arguments and results, in which partial sums over mesh
 axes are leading dims of values, reduced where that is cheapest.
 Order: `choice` (the values that stay unreduced, also as text), `reach` (those that can,
-as ops are linear), `flow` and `sites` (those that should: a minimum cut), `emit`.
+as ops are linear), `sites` (those that should: a minimum cut), `emit`.
 """
 
 from rhino_jax.ir.transform import DEFERRED_REDUCTIONS

@@ -6,14 +6,14 @@ Out: a closed jaxpr of arguments and results of the same shapes, in which values
 computed from these inputs are interleaved as well, up to where they are split.
 The same rewrite interleaves batches that a program concatenates, whose inputs and
 outputs stay as they are (`BATCHES`).
-Order: `order` (arrays in interleaved and logical order), `moves` (splits and reshapes
-per block), `reach` (all interleaved dims), `sites` (dims worth interleaving), `emit`
+Order: `moves` (arrays in interleaved and logical order, splits and reshapes per block),
+`reach` (all interleaved dims), `sites` (dims worth interleaving), `emit`
 (the new jaxpr).
 """
 
 from rhino_jax.ir.transform import BLOCKS, JOINED
 from rhino_jax.passes.interleaved.emit import interleave, interleave_batches
-from rhino_jax.passes.interleaved.order import all_stored, all_written
+from rhino_jax.passes.interleaved.moves import all_stored, all_written
 from rhino_jax.passes.interleaved.sites import (
     batch_choices,
     split_inputs,

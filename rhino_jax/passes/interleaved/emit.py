@@ -24,12 +24,13 @@ from rhino_jax.ir.transform import InterleavedOrder, Stored, from_text
 from rhino_jax.passes.interleaved.moves import (
     DimRef,
     Marks,
+    all_stored,
+    all_written,
     pieces_in_blocks,
     regroup_of,
     run_move,
     run_regroup,
 )
-from rhino_jax.passes.interleaved.order import all_stored, all_written
 from rhino_jax.passes.interleaved.reach import DimOrders, handled, reach
 from rhino_jax.passes.interleaved.sites import joined_batches
 from rhino_jax.rewrite.retraced import retraced

@@ -4,8 +4,8 @@ In: a closed jaxpr, its `Program`, and a choice as text, as `{"count": 4}`.
 Out: `run_in_microbatches`, a closed jaxpr of the same arguments and results; `may_cut`,
 the schedule of ops without emitting it, or the error.
 Order: `cut` (options and schedule as data), `flow` (how each value depends on the
-batch), `fission` (split scans whose layers need sums over the batch), `demand` (which
-ops run in which loop), `cutting` (the analysis as a whole, and its refusals), `emit`
+batch), `demand` (which ops run in which loop), `cutting` (the analysis as a whole, with
+scans split whose layers need sums over the batch, and its refusals), `emit`
 (the new program), `passed` (the pass).
 """
 

@@ -18,13 +18,13 @@ from rhino_jax.ir.program import Op, Program
 from rhino_jax.passes.microbatch.cut import MicrobatchChoice, MicrobatchCut
 from rhino_jax.passes.microbatch.demand import Demand
 from rhino_jax.passes.microbatch.emit.pieces import Split
-from rhino_jax.passes.microbatch.fission import split_scan
 from rhino_jax.passes.microbatch.flow.analysis import (
     BatchCoupling,
     Divided,
     FlowResult,
     OpenedRemat,
     analyse,
+    analyse_one,
 )
 from rhino_jax.passes.microbatch.flow.batch import (
     Inputs,
@@ -32,13 +32,13 @@ from rhino_jax.passes.microbatch.flow.batch import (
     moved,
 )
 from rhino_jax.passes.microbatch.flow.ops import DimSizes
-from rhino_jax.passes.microbatch.flow.single import analyse_one
 from rhino_jax.passes.microbatch.flow.states import (
     Partial,
     RowsState,
     WholeState,
     is_outside,
 )
+from rhino_jax.passes.split_scan import split_scan
 from rhino_jax.rewrite.flat import FlatOp
 from rhino_jax.rewrite.flatten import all_calls, flatten
 from rhino_jax.rewrite.numbers import ValueNumbers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -17,13 +18,19 @@ from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.sequence_slices import refused
 from rhino_jax.passes.sequence_slices.flow import (
     UNMASKED,
-    PairFlow,
+    Cause,
+    PairState,
     RowDims,
+    RowState,
     SlicedOp,
+    State,
     Stuck,
+    When,
+    WholeSequence,
     ats_in,
     ats_of,
     end_of,
+    on_pairs,
     on_rows,
     on_window,
 )
@@ -32,14 +39,6 @@ from rhino_jax.passes.sequence_slices.opened import (
     EqualValues,
     OpenedProgram,
     equal_values,
-)
-from rhino_jax.passes.sequence_slices.states import (
-    Cause,
-    PairState,
-    RowState,
-    State,
-    When,
-    WholeSequence,
 )
 from rhino_jax.passes.staged.apart import Apart
 
@@ -51,25 +50,27 @@ def lengths_of(apart: Apart) -> list[int]:
     length, or text that has one more token, of which a step takes both.
     """
     found: dict[int, int] = {}
-    avals = [v.aval for v in open_jaxpr(apart.piece).invars[1:]]
-    for i, crossing in enumerate(apart.entering):
-        if crossing.how != "sliced":
-            continue
-        shape, dtype = avals[i].shape, avals[i].dtype
-        dims = list(_dims(apart, i, len(shape)))
-        for k, d in enumerate(dims):
+    for i, aval in _data(apart):
+        for k, d in enumerate(_dims(apart, i, aval.ndim)):
             # Tokens are integers; features come after the sequence.
-            score = 2 * np.issubdtype(dtype, np.integer) + (k == 0)
-            found[shape[d]] = found.get(shape[d], 0) + int(score)
+            score = 2 * np.issubdtype(aval.dtype, np.integer) + (k == 0)
+            size = aval.shape[d]
+            found[size] = found.get(size, 0) + int(score)
     best = sorted((s for s in found if s > 1), key=lambda s: (-found[s], -s))
     return [*dict.fromkeys([*best, *(s - 1 for s in best if s > 2)])]
 
 
 def shapes_of(apart: Apart) -> list[tuple[int, ...]]:
     """Return the shapes of the data, as a micro-batch reads them."""
-    avals = [v.aval for v in open_jaxpr(apart.piece).invars[1:]]
-    pairs = zip(apart.entering, avals, strict=False)
-    return [tuple(aval.shape) for crossing, aval in pairs if crossing.how == "sliced"]
+    return [tuple(aval.shape) for _, aval in _data(apart)]
+
+
+def _data(apart: Apart) -> Iterator[tuple[int, Any]]:
+    """Yield position and type of the data among what enters a micro-batch."""
+    avals = (v.aval for v in open_jaxpr(apart.piece).invars[1:])
+    for i, (crossing, aval) in enumerate(zip(apart.entering, avals, strict=False)):
+        if crossing.how == "sliced":
+            yield i, aval
 
 
 def _dims(apart: Apart, position: int, rank: int) -> Iterator[int]:
@@ -161,9 +162,9 @@ class SliceAnalysis:
         elif len(ats) == 1:
             done = on_rows(op, ats[0], is_backward)
         else:
-            tokens = self.rows.of(i)
-            pairs = PairFlow(op, each.eqn, tokens, ats, is_backward, self.rows)
-            done = pairs.done(states, [*map(self._bounds, op.operands)])
+            known = [*map(self._bounds, op.operands)]
+            of, rows = self.rows.of(i), self.rows
+            done = on_pairs(op, each.eqn, of, ats, is_backward, rows, states, known)
         if isinstance(done, SlicedOp):
             return done
         window = on_window(op, each.eqn, states[0], is_backward, self.length)
@@ -363,11 +364,12 @@ def first_states(
     """
     ids = piece.program.body.inputs
     states: dict[int, State] = dict.fromkeys(ids, WholeSequence(is_free=True))
-    for i, (crossing, value) in enumerate(zip(apart.entering, ids[1:], strict=False)):
-        shape, bounds = piece.program.values[value].shape, equal.of(value)
-        dims = []
-        if crossing.how == "sliced":
-            dims = [d for d in _dims(apart, i, len(shape)) if shape[d] == length]
+    sequence = {
+        i: [d for d in _dims(apart, i, aval.ndim) if aval.shape[d] == length]
+        for i, aval in _data(apart)
+    }
+    for i, value in enumerate(ids[1 : 1 + len(apart.entering)]):
+        bounds, dims = equal.of(value), sequence.get(i, [])
         states[value] = WholeSequence(
             is_free=1 + i not in piece.weights or bool(bounds and bounds.is_exact),
             span=AxisSpan(dims[0], length) if len(dims) == 1 else None,

@@ -1,12 +1,17 @@
 """Slicing of one op, given operands that are whole, sliced by rows, or token pairs.
 
-Token pairs are attention scores, weights, and sums of them: see `PairFlow`.
+Token pairs are attention scores, weights, and sums of them: see `on_pairs`.
+
+The sequence is one factor of S indices. Slices run in order in the forward pass, last
+to first in the backward pass. At slice t a sliced value holds rows of that slice; pairs
+of tokens (attention scores) hold its rows, and the columns up to its end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -25,15 +30,83 @@ from rhino_jax.passes.sequence_slices.masks import (
     of_pairs,
     uniform,
 )
-from rhino_jax.passes.sequence_slices.states import (
-    Cause,
-    PairState,
-    RowState,
-    State,
-    When,
-    WholeSequence,
-)
 from rhino_jax.utils.union_find import DisjointSets
+
+
+class When(IntEnum):
+    """Time from which a value is known in full.
+
+    FORWARD: before the forward pass. BACKWARD: before the backward pass. END: after it.
+    """
+
+    FORWARD = 0
+    BACKWARD = 1
+    END = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The op for which a value needs all slices.
+
+    Attributes:
+      op: its id.
+      why: in words, after its name.
+    """
+
+    op: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class WholeSequence:
+    """State of a value that is known in full, at once.
+
+    Attributes:
+      when: before which pass it is known.
+      is_free: whether it depends on data and constants alone.
+      span: for a free value, the dim that seems to be the sequence; None: none.
+      cause: for values known later, why.
+    """
+
+    when: When = When.FORWARD
+    is_free: bool = False
+    span: AxisSpan | None = None
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowState:
+    """State of a value of which a slice holds its rows.
+
+    Attributes:
+      span: the sequence dim.
+      is_backward: whether the backward pass computes it.
+      may_be_extreme: whether it may contain the values that masks add or subtract.
+    """
+
+    span: AxisSpan
+    is_backward: bool
+    may_be_extreme: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PairState:
+    """State of pairs of tokens: a slice holds its rows, and the columns up to its end.
+
+    Attributes:
+      spans: dims of both tokens.
+      tokens: ids of these dims, see `flow.RowDims`.
+      bounds: of its elements, by place.
+      is_backward: whether the backward pass computes it.
+    """
+
+    spans: tuple[AxisSpan, AxisSpan]
+    tokens: tuple[int, int]
+    bounds: Bounds
+    is_backward: bool
+
+
+State = WholeSequence | RowState | PairState
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,110 +313,100 @@ class RowDims:
 TURNED = Stuck("turns rows and columns of pairs", is_refused=True)
 
 
-@dataclass(frozen=True, eq=False)
-class PairFlow:
-    """An op that has tokens at two places.
+def on_pairs(
+    op: Op,
+    eqn: Any,
+    tokens: tuple[int, int],
+    ats: tuple[FactorSpan, ...],
+    is_backward: bool,
+    rows: RowDims,
+    states: Sequence[State],
+    known: Sequence[Bounds | None],
+) -> SlicedOp | Stuck:
+    """Slice an op that has tokens at two places.
 
-    Attributes:
+    Args:
       op, eqn: the op.
       tokens: ids of both dims of tokens.
       ats: both places.
       is_backward: whether it is in the backward pass.
       rows: which dims have the rows.
+      states: of its operands.
+      known: bounds of operands that are known before the forward pass.
     """
-
-    op: Op
-    eqn: Any
-    tokens: tuple[int, int]
-    ats: tuple[FactorSpan, ...]
-    is_backward: bool
-    rows: RowDims
-
-    def done(
-        self, states: Sequence[State], known: Sequence[Bounds | None]
-    ) -> SlicedOp | Stuck:
-        """Slice the op.
-
-        Args:
-          states: of its operands.
-          known: bounds of operands that are known before the forward pass.
-        """
-        rule, operands = self.op.rule, []
-        assert rule is not None
-        for i, (state, bounds) in enumerate(zip(states, known, strict=True)):
-            if isinstance(state, PairState):
-                first, _ = ats_in(rule, rule.operands[i], state)
-                is_turned = first == self.ats[1]
-                tokens = state.tokens[::-1] if is_turned else state.tokens
-                if not self.rows.join(self.tokens, tokens):
-                    return TURNED
-                operands.append(state.bounds.turned() if is_turned else state.bounds)
-            else:
-                operands.append(self._at_places(i, state, bounds))
-        is_known = [bounds is not None for bounds in known]
-        made = of_pairs(self.op, self.eqn, operands, is_known)
-        spans = [[place(rule, to, at) for at in self.ats] for to in rule.results]
-        if len({tuple(span is None for span in of) for of in spans}) > 1:
-            return Stuck("has results of several kinds", is_refused=True)
-        if None in spans[0]:
-            return self._reduced(made, spans[0])
-        results = tuple(
-            PairState((first, second), self.tokens, made, self.is_backward)
-            for first, second in spans
-            if first and second
-        )
-        return SlicedOp(self.ats, results, self.is_backward, self.tokens)
-
-    def _at_places(self, i: int, state: State, bounds: Bounds | None) -> Bounds:
-        """Return the bounds of an operand that is no pairs, by place."""
-        if bounds is not None:
-            assert self.op.rule is not None
-            layout = self.op.rule.operands[i]
-            spans = [place(self.op.rule, layout, at) for at in self.ats]
-            return bounds.at_places(spans, self.ats)
-        if self.eqn.invars[i].aval.dtype == np.bool_:
-            every = np.broadcast_to(True, [at.size for at in self.ats])
-            return replace(uniform(0, 1), mask=every)
-        is_extreme = isinstance(state, RowState) and state.may_be_extreme
-        most = np.inf if is_extreme else MODERATE
-        return uniform(-most, most)
-
-    def _reduced(
-        self, made: Bounds, spans: Sequence[AxisSpan | None]
-    ) -> SlicedOp | Stuck:
-        """Slice a reduction of pairs along their rows, columns or both."""
-        how, rows = reducer_of(self.op), self.rows
-        if not how:
-            return Stuck("needs all of the sequence", is_refused=True)
-        kept, span = next(((k, s) for k, s in enumerate(spans) if s), (None, None))
-        row, sums = None, None
-        if how in ("sum", "or"):
-            row = rows.masked_row(self.tokens, made, kept)
-        elif how == "max" and kept is not None and made.high[kept] <= LOW:
-            row = kept
-            if not self._is_seen(made, row):
-                why = "may find all columns of a row masked: it then reads later ones"
-                return Stuck(why, is_refused=True)
-            if not rows.decide(self.tokens, row):
+    rule, operands = op.rule, list[Bounds]()
+    assert rule is not None
+    for layout, var, state, bounds in zip(
+        rule.operands, eqn.invars, states, known, strict=True
+    ):
+        if isinstance(state, PairState):
+            first, _ = ats_in(rule, layout, state)
+            is_turned = first == ats[1]
+            own = state.tokens[::-1] if is_turned else state.tokens
+            if not rows.join(tokens, own):
                 return TURNED
-        if row is None:
-            return Stuck(UNMASKED + made.leak(kept or 0), is_refused=True)
-        result: State
-        if span is None:
-            cause = Cause(self.op.id, f"takes a {how} over the sequence")
-            sums, result = how, WholeSequence(end_of(self.is_backward), cause=cause)
-        else:
-            sums, result = (
-                None if kept == row else how,
-                RowState(span, self.is_backward),
+            operands.append(state.bounds.turned() if is_turned else state.bounds)
+        elif bounds is not None:
+            operands.append(
+                bounds.at_places([place(rule, layout, a) for a in ats], ats)
             )
-        if sums and span and not self.is_backward:
-            return Stuck("adds, for each token, what later ones make of it")
-        return SlicedOp(self.ats, (result,), self.is_backward, self.tokens, sums)
+        elif var.aval.dtype == np.bool_:
+            every = np.broadcast_to(True, [at.size for at in ats])
+            operands.append(replace(uniform(0, 1), mask=every))
+        else:
+            is_extreme = isinstance(state, RowState) and state.may_be_extreme
+            most = np.inf if is_extreme else MODERATE
+            operands.append(uniform(-most, most))
+    made = of_pairs(op, eqn, operands, [bounds is not None for bounds in known])
+    spans = [[place(rule, to, at) for at in ats] for to in rule.results]
+    if len({tuple(span is None for span in of) for of in spans}) > 1:
+        return Stuck("has results of several kinds", is_refused=True)
+    if None in spans[0]:
+        return _reduced(op, made, spans[0], tokens, ats, is_backward, rows)
+    results = tuple(
+        PairState((first, second), tokens, made, is_backward)
+        for first, second in spans
+        if first and second
+    )
+    return SlicedOp(ats, results, is_backward, tokens)
 
-    def _is_seen(self, made: Bounds, row: int) -> bool:
-        """Whether some column up to a row is surely not masked: itself or the first."""
-        first, second = ((at.first, at.size) for at in self.ats)
-        is_same = first == second and made.low[SAME] >= -MODERATE
-        has_first = self.ats[1 - row].first == 0
-        return is_same or (has_first and made.low[AT_ZERO + row] >= -MODERATE)
+
+def _reduced(
+    op: Op,
+    made: Bounds,
+    spans: Sequence[AxisSpan | None],
+    tokens: tuple[int, int],
+    ats: tuple[FactorSpan, ...],
+    is_backward: bool,
+    rows: RowDims,
+) -> SlicedOp | Stuck:
+    """Slice a reduction of pairs along their rows, columns or both."""
+    how = reducer_of(op)
+    if not how:
+        return Stuck("needs all of the sequence", is_refused=True)
+    kept, span = next(((k, s) for k, s in enumerate(spans) if s), (None, None))
+    row, sums = None, None
+    if how in ("sum", "or"):
+        row = rows.masked_row(tokens, made, kept)
+    elif how == "max" and kept is not None and made.high[kept] <= LOW:
+        row = kept
+        # Some column up to a row is surely not masked: itself or the first.
+        is_same = (ats[0].first, ats[0].size) == (ats[1].first, ats[1].size)
+        is_same = is_same and made.low[SAME] >= -MODERATE
+        has_first = ats[1 - row].first == 0
+        if not is_same and not (has_first and made.low[AT_ZERO + row] >= -MODERATE):
+            why = "may find all columns of a row masked: it then reads later ones"
+            return Stuck(why, is_refused=True)
+        if not rows.decide(tokens, row):
+            return TURNED
+    if row is None:
+        return Stuck(UNMASKED + made.leak(kept or 0), is_refused=True)
+    result: State
+    if span is None:
+        cause = Cause(op.id, f"takes a {how} over the sequence")
+        sums, result = how, WholeSequence(end_of(is_backward), cause=cause)
+    else:
+        sums, result = None if kept == row else how, RowState(span, is_backward)
+    if sums and span and not is_backward:
+        return Stuck("adds, for each token, what later ones make of it")
+    return SlicedOp(ats, (result,), is_backward, tokens, sums)

@@ -20,6 +20,7 @@ from rhino_jax._compat import (
     tagged,
     untagged,
 )
+from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.regions import (
     call_scope,
     closed_region_jaxprs,
@@ -165,38 +166,27 @@ def equal_values(apart: Apart, opened: OpenedProgram) -> EqualValues:
       apart: the step; what it computes before the micro-batches is numbered, too.
       opened: its micro-batch, calls inlined.
     """
-    before, table = open_jaxpr(apart.before), NumberTable()
-    of: dict[Any, int] = {}
-    equal = EqualValues({}, {}, {})
+    table, equal = NumberTable(), EqualValues({}, {}, {})
 
-    def number(atom: Any) -> int:
-        if not is_literal(atom):
-            return of.setdefault(atom, table.fresh())
-        found = table.constant(atom.val, atom.aval.dtype)
-        equal.bounds[found] = exactly(atom.val)
-        return found
+    def numbered(
+        flat: FlatProgram, given: dict[int, int], consts: Sequence[Any]
+    ) -> ValueNumbers:
+        """Number the values of a program, of which `consts` are the last inputs."""
+        values = ValueNumbers(flat, given, table, is_deep=False)
+        last = zip(reversed(flat.top.inputs), reversed(consts), strict=False)
+        for v, const in (*last, *flat.consts.items()):
+            equal.bounds[values.number(v)] = exactly(const)
+        return values
 
-    for v, const in (
-        *zip(reversed(before.invars), reversed(apart.captured), strict=False),
-        *zip(before.constvars, jaxpr_consts(apart.before), strict=True),
-    ):
-        equal.bounds[number(v)] = exactly(const)
-    for eqn in before.eqns:
-        operands = [*map(number, eqn.invars)]
-        made = table.results(eqn, operands)
-        of.update(zip(eqn.outvars, made, strict=True))
-        equal.evaluate(eqn, operands, made)
-    inputs = opened.program.body.inputs
-    given = dict(zip(inputs[1:], map(number, before.outvars), strict=False))
-    values = ValueNumbers(opened.flat, given, table, is_deep=False)
-    consts = reversed(jaxpr_consts(apart.piece))
-    for v, const in (
-        *zip(reversed(inputs), consts, strict=False),
-        *opened.flat.consts.items(),
-    ):
-        equal.bounds[values.number(v)] = exactly(const)
-    equal.numbers.update(values.of)
-    numbers = values.of
+    first = apart.before
+    before = flatten(import_jaxpr(first, name=""), first, is_top_entered=False)
+    of = numbered(before, {}, [*apart.captured, *jaxpr_consts(first)]).number
+    for each in before.top.ops:
+        equal.evaluate(each.eqn, [*map(of, each.operands)], [*map(of, each.results)])
+    read = map(of, before.top.outputs)
+    given = dict(zip(opened.flat.top.inputs[1:], read, strict=False))
+    numbers = numbered(opened.flat, given, jaxpr_consts(apart.piece)).of
+    equal.numbers.update(numbers)
     forward: dict[int, int] = {}
     for each, is_backward in zip(opened.ops, opened.is_backward, strict=True):
         for value in each.results:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rhino_jax.errors import TokenSliceError
 from rhino_jax.ir.program import Op, Program
-from rhino_jax.passes.sequence_slices.states import Cause
+from rhino_jax.passes.sequence_slices.flow import Cause
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.step import StagedTask
 

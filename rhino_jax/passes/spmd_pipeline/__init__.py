@@ -5,12 +5,12 @@ number of stages.
 Out: the function of one stage (`on_stage`), to run inside of `shard_map` over the axis
 `stage`: stacks `[L, …]` are its L/S layers, and collectives are over that axis.
 Order: `body` (a micro-batch: its layers, stacks, sums), `step` (the loop over
-micro-batches, or why there is none; ops around it), `along` (ops on a stage's layers),
-`run` (micro-batches in ticks, and what lies between scans, divided among stages),
-`spread` (permutes between stages), `emit` (the pass).
+micro-batches, or why there is none; ops around it; the pass), `along` (ops on a stage's
+layers, permutes between stages), `run` (micro-batches in ticks, and what lies between
+scans, divided among stages).
 """
 
-from rhino_jax.passes.spmd_pipeline.emit import AXIS, PASS, on_stage
+from rhino_jax.passes.spmd_pipeline.step import AXIS, PASS, on_stage
 
 
 __all__ = ["AXIS", "PASS", "on_stage"]

@@ -10,10 +10,9 @@ from jax import lax
 
 from rhino_jax._compat import at_line_of
 from rhino_jax.frontend.rules.reduce import COMBINE, identity
-from rhino_jax.passes.microbatch.emit.accumulated import combined
-from rhino_jax.passes.spmd_pipeline.along import StageValues
+from rhino_jax.passes.microbatch.emit.pieces import combined
+from rhino_jax.passes.spmd_pipeline.along import StageAxis, StageValues, either, is_key
 from rhino_jax.passes.spmd_pipeline.body import EquationPhase, MicrobatchBody, Sum
-from rhino_jax.passes.spmd_pipeline.spread import StageAxis, either, is_key
 from rhino_jax.rewrite.flat import FlatOp
 
 

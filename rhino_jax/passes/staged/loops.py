@@ -8,12 +8,13 @@ stacks what the second one reads of it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from rhino_jax._compat import without_dead_code
 from rhino_jax.frontend.regions import REMATS
-from rhino_jax.passes.split_scan import SplitScan, scan_body
+from rhino_jax.passes.split_scan import scan_body, scan_in_two
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.labels import Labels
 from rhino_jax.rewrite.retraced import traced_on
@@ -27,7 +28,7 @@ def apart_loops(apart: Apart, labels: Labels) -> Apart:
       labels: of its micro-batches, with backward passes whole.
     """
     region, waited_for = labels.region, labels.waited_for[1]
-    loops: dict[int, SplitScan] = {}
+    loops: dict[int, Callable[..., list[Any]]] = {}
     for i, (makes, label) in enumerate(zip(region.makes, labels.of, strict=True)):
         wanted = [k for k, v in enumerate(makes) if v in waited_for]
         is_back = label is not None and labels.turn(label) == 1
@@ -35,9 +36,9 @@ def apart_loops(apart: Apart, labels: Labels) -> Apart:
             # Recomputation in a layer under `jax.checkpoint` runs in the first scan
             # alone: the second reads what it needs of it from stacks.
             body = scan_body(region.ops[i].eqn, _is_call)
-            loop = SplitScan(region.ops[i], body, wanted)
-            if any(body.ops[k].op.traits.is_contraction for k in loop.second):
-                loops[i] = loop
+            run_both, second = scan_in_two(region.ops[i], body, wanted)
+            if any(body.ops[k].op.traits.is_contraction for k in second):
+                loops[i] = run_both
     if not loops:
         return apart
 
@@ -48,7 +49,7 @@ def apart_loops(apart: Apart, labels: Labels) -> Apart:
                 region.run([i], env)
                 continue
             with each.context():
-                results = loops[i].run(region.arguments(i, env))
+                results = loops[i](region.arguments(i, env))
             env.update(zip(each.results, results, strict=True))
         return [region.result(v, env) for v in region.outputs]
 

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from rhino_jax.passes.deferred_reductions.flow import FlowNetwork
+from rhino_jax.passes.deferred_reductions.sites import FlowNetwork
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -13,13 +12,16 @@ import numpy as np
 from jax import lax
 
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchCut, MicrobatchLoop
-from rhino_jax.passes.microbatch.emit.accumulated import (
+from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
+from rhino_jax.passes.microbatch.emit.pieces import (
+    Piece,
+    Split,
     combined,
     start,
     sum_dtype,
+    together,
+    view,
 )
-from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
-from rhino_jax.passes.microbatch.emit.pieces import Piece, Split, together, view
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
 
 
@@ -34,111 +36,81 @@ def emitted(
       accumulate: dtype in which sums of narrower floats are accumulated.
       scope: `jax.named_scope` of the loops.
     """
+    flat, split = found.flat, Split.of(cut.rows, cut.count)
+    values = flat.program.values
 
     def run(*arrays: Any) -> list[Any]:
-        outside = _Outside(found, cut, accumulate, scope)
-        top = found.flat.top
-        outside.env.update(zip(top.inputs, arrays, strict=True))
+        env = dict(zip(flat.top.inputs, arrays, strict=True))
         for at, ops in enumerate(cut.outside):
-            found.flat.run(frozenset(ops), outside.env)
-            if at < len(cut.loops):
-                outside.loop(cut.loops[at])
-        return [outside.read(v) for v in top.outputs]
+            flat.run(frozenset(ops), env)
+            if at < len(cut.loops) and cut.loops[at].leaving:
+                loop(cut.loops[at], env)
+        return [flat.read(v, env) for v in flat.top.outputs]
 
-    return run
-
-
-@dataclass(slots=True)
-class _Outside:
-    """Emitter of the ops outside of loops.
-
-    Attributes:
-      found: the analysis.
-      cut: which ops run in which loop.
-      accumulate: dtype in which sums of narrower floats are accumulated.
-      scope: `jax.named_scope` of the loops.
-      env: value id → array of the value in full.
-    """
-
-    found: FlowResult
-    cut: MicrobatchCut
-    accumulate: str
-    scope: str
-    env: dict[int, Any] = field(default_factory=dict)
-
-    def read(self, value: int) -> Any:
-        """Return the array of a value."""
-        return self.found.flat.read(value, self.env)
-
-    def loop(self, loop: MicrobatchLoop) -> None:
+    def loop(each: MicrobatchLoop, env: dict[int, Any]) -> None:
         """Emit a loop over micro-batches, and record the values that leave it."""
-        if not loop.leaving:
-            return
-        split = Split.of(self.cut.rows, self.cut.count)
+
+        def read(value: int) -> Any:
+            return flat.read(value, env)
+
         views = {}
-        for c in loop.entering:
+        for c in each.entering:
             if c.how == "sliced":
-                with self.line(c):
-                    views[c.value, c.span] = view(self.read(c.value), c.span, split)
+                with line(c):
+                    views[c.value, c.span] = view(read(c.value), c.span, split)
 
         def piece(index: Any) -> list[Any]:
-            inside = PieceEmitter(self.found, Piece(split, index), self.read, views)
-            return inside.top(loop)
+            return PieceEmitter(found, Piece(split, index), read, views).top(each)
 
-        leaving = loop.leaving
-        kept = [c for c in leaving if not self.is_stacked(c)]
+        kept = [c for c in each.leaving if not is_stacked(c)]
 
         def step(carry: list[Any], index: Any) -> tuple[list[Any], list[Any]]:
-            made = piece(index)
-            stacks = [x for x, c in zip(made, leaving, strict=True) if c not in kept]
-            parts = [x for x, c in zip(made, leaving, strict=True) if c in kept]
-            pairs = zip(kept, carry, parts, strict=True)
-            return [self.combined(*pair) for pair in pairs], stacks
+            made = [*zip(each.leaving, piece(index), strict=True)]
+            parts = [x for c, x in made if c in kept]
+            return [*map(added, kept, carry, parts)], [
+                x for c, x in made if c not in kept
+            ]
 
-        starts = [self.start(c) for c in kept]
-        with jax.named_scope(self.scope):
+        starts = [*map(start_of, kept)]
+        with jax.named_scope(scope):
             carry, stacks = lax.scan(step, starts, lax.iota(np.int32, split.full))
-        rest: list[Any] = [None] * len(leaving)
-        if split.rest:
-            rest = piece(None)
-        done = iter(carry), iter(stacks)
-        for crossing, last in zip(leaving, rest, strict=True):
-            if crossing.how == "stacked":
-                with self.line(crossing):
-                    whole = together(next(done[1]), last, crossing.span, split)
-            elif crossing not in kept:
-                whole = next(done[1])[0]
+        rest = piece(None) if split.rest else [None] * len(each.leaving)
+        sums, rows = iter(carry), iter(stacks)
+        for c, last in zip(each.leaving, rest, strict=True):
+            if c.how == "stacked":
+                with line(c):
+                    whole = together(next(rows), last, c.span, split)
+            elif c not in kept:
+                whole = next(rows)[0]
             else:
-                whole = next(done[0])
+                whole = next(sums)
                 if last is not None:
-                    whole = self.combined(crossing, whole, last)
-                whole = self.finished(crossing, whole)
-            self.env[crossing.value] = whole
+                    whole = added(c, whole, last)
+                with line(c):
+                    dtype = jnp.dtype(values[c.value].dtype)
+                    whole = lax.convert_element_type(whole, dtype)
+            env[c.value] = whole
 
-    def line(self, crossing: LoopCrossing) -> contextlib.AbstractContextManager[None]:
+    def line(crossing: LoopCrossing) -> contextlib.AbstractContextManager[None]:
         """Return a context with the name stack and source line of a value's op."""
-        maker = self.found.flat.maker.get(crossing.value)
+        maker = flat.maker.get(crossing.value)
         return contextlib.nullcontext() if maker is None else maker.context()
 
-    def is_stacked(self, crossing: LoopCrossing) -> bool:
+    def is_stacked(crossing: LoopCrossing) -> bool:
         """Whether a loop stacks a leaving value: PRNG keys too, which have no zero."""
-        dtype = self.found.flat.program.values[crossing.value].dtype
-        return crossing.how == "stacked" or dtype.startswith("key<")
+        is_key = values[crossing.value].dtype.startswith("key<")
+        return crossing.how == "stacked" or is_key
 
-    def start(self, crossing: LoopCrossing) -> Any:
+    def start_of(crossing: LoopCrossing) -> Any:
         """Return the initial accumulator of a leaving value."""
-        value = self.found.flat.program.values[crossing.value]
-        dtype = sum_dtype(crossing, jnp.dtype(value.dtype), self.accumulate)
-        with self.line(crossing):
+        value = values[crossing.value]
+        dtype = sum_dtype(crossing, jnp.dtype(value.dtype), accumulate)
+        with line(crossing):
             return start(crossing, value.shape, dtype)
 
-    def combined(self, crossing: LoopCrossing, so_far: Any, part: Any) -> Any:
+    def added(crossing: LoopCrossing, so_far: Any, part: Any) -> Any:
         """Return the accumulator of a leaving value after one more micro-batch."""
-        with self.line(crossing):
+        with line(crossing):
             return combined(crossing.how, so_far, part)
 
-    def finished(self, crossing: LoopCrossing, x: Any) -> Any:
-        """Convert an accumulator to the dtype of its value."""
-        dtype = self.found.flat.program.values[crossing.value].dtype
-        with self.line(crossing):
-            return lax.convert_element_type(x, jnp.dtype(dtype))
+    return run

@@ -19,7 +19,7 @@ from rhino_jax.ir.program import RegionKind
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchLoop
 from rhino_jax.passes.microbatch.emit.pieces import Piece, positions
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
-from rhino_jax.passes.microbatch.flow.generated import (
+from rhino_jax.passes.microbatch.flow.evaluated import (
     operands_cut,
     spot_of,
 )
@@ -225,7 +225,7 @@ class PieceEmitter:
         return self.piece.of(self.full(value, rows.is_own), span)
 
     def remat(self, value: int, rows: RowsState) -> Any:
-        """Compute the micro-batch's rows of a generated value; see `flow.generated`."""
+        """Compute the micro-batch's rows of a generated value; see `flow.evaluated`."""
         item = self.found.flat.maker[value]
         shape = self.shape(value, rows)
         with item.context():

@@ -4,7 +4,7 @@ In: a closed jaxpr and its `Program`, and which inputs hold the batch.
 Out: `analysis.FlowResult`: the state of every value, how every op runs, and which ops
 couple rows of the batch.
 Order: `batch` (inputs that may hold it), `states`, `ops` (transfer functions of ops),
-`accumulated` (carries of scans over rows), `regions`, `analysis` (a whole program),
-`single` (batches of one row), `generated` (complete values of which micro-batches
-compute slices).
+`accumulated` (carries of scans over rows), `regions`, `analysis` (a whole program,
+and batches of one row), `evaluated` (positions and counts of rows, and complete
+values of which micro-batches compute slices).
 """
