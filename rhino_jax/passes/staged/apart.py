@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import jax
@@ -24,7 +23,6 @@ from rhino_jax._compat import (
     without_dead_code,
 )
 from rhino_jax.errors import CoupledBatchError, MicrobatchError
-from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.microbatch.cut import (
     LoopCrossing,
@@ -33,15 +31,17 @@ from rhino_jax.passes.microbatch.cut import (
     MicrobatchLoop,
 )
 from rhino_jax.passes.microbatch.cutting import find_cut
-from rhino_jax.passes.microbatch.emit.accumulated import (
+from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
+from rhino_jax.passes.microbatch.emit.pieces import (
+    Piece,
+    Split,
     combined,
     start,
     sum_dtype,
+    together,
+    view,
 )
-from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
-from rhino_jax.passes.microbatch.emit.pieces import Piece, Split, together, view
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
-from rhino_jax.rewrite.flat import FlatProgram
 from rhino_jax.rewrite.retraced import traced_on
 
 
@@ -169,135 +169,78 @@ def take_apart(
         count, most_loops=MAX_LOOPS, per_microbatch=places, least=1
     )
     cut, found = cut_for_stages(closed, program, choice, is_even=True)
-    opened = consts_as_inputs(open_jaxpr(closed))
-    parts = _Parts(found, cut)
-    inputs, early = [v.aval for v in opened.invars], parts.early
-    first = without_dead_code(traced_on(parts.before, inputs))
-    index = jax.core.ShapedArray((), jnp.dtype("int32"))
-    whole = [cut.program.values[c.value] for c in parts.loop.leaving]
+    flat, loops, split = found.flat, cut.loops, Split.of(cut.rows, cut.count)
+    inputs = flat.top.inputs
+    pre, post = frozenset(cut.pre), frozenset(cut.post)
+    middle = frozenset(op for ops in cut.outside[1:-1] for op in ops)
+    leaving = tuple(c for loop in loops for c in loop.leaving)
+    early = len(leaving) - len(loops[-1].leaving)
+    # Values available once all micro-batches have produced their early outputs.
+    met = {c.value for c in leaving[:early]}
+    met.update(v for op in middle for v in cut.program.ops[op].results)
+    every = dict.fromkeys(c for loop in loops for c in loop.entering)
+    entering = tuple(c for c in every if c.value not in met)
+    coupled = tuple(c for c in loops[-1].entering if c.value in met)
+    # All loops as one; ops of both run once.
+    ops = tuple(sorted({op for loop in loops for op in loop.ops}))
+    body = MicrobatchLoop(ops, entering, leaving)
+
+    def known(arrays: Sequence[Any], ops: frozenset[int] = middle) -> dict[int, Any]:
+        """Return all values that are available before the last loop, given the step's
+        inputs, then outputs of all micro-batches."""
+        env = dict(zip(inputs, arrays, strict=False))
+        flat.run(pre, env)
+        left = arrays[len(inputs) :]
+        env.update(zip((c.value for c in leaving), left, strict=False))
+        flat.run(ops, env)
+        return env
+
+    def enters(env: dict[int, Any], values: Sequence[LoopCrossing]) -> list[Any]:
+        read = ((c, flat.read(c.value, env)) for c in values)
+        return [x if c.how == "whole" else view(x, c.span, split)[0] for c, x in read]
+
+    def before(*arrays: Any) -> list[Any]:
+        return enters(known(arrays, frozenset()), entering)
+
+    def between(*arrays: Any) -> list[Any]:
+        return enters(known(arrays), coupled)
+
+    def piece(index: Any, *arrays: Any) -> list[Any]:
+        pairs = [*zip((*entering, *coupled), arrays, strict=True)]
+        env = {c.value: x for c, x in pairs if c.how == "whole"}
+        views = {(c.value, c.span): (x, None) for c, x in pairs if c.how != "whole"}
+        at = Piece(split, index)
+        return PieceEmitter(found, at, lambda v: flat.read(v, env), views).top(body)
+
+    def after(*arrays: Any) -> list[Any]:
+        env = known(arrays)
+        flat.run(post, env)
+        return [flat.read(v, env) for v in flat.top.outputs]
+
+    given = [v.aval for v in consts_as_inputs(open_jaxpr(closed)).invars]
+    first = without_dead_code(traced_on(before, given))
+    number = jax.core.ShapedArray((), jnp.dtype("int32"))
+    whole = [cut.program.values[c.value] for c in leaving]
     types = [jax.core.ShapedArray(v.shape, jnp.dtype(v.dtype)) for v in whole]
-    middle = traced_on(parts.between, [*inputs, *types[:early]])
-    reads = [*open_jaxpr(first).outvars, *open_jaxpr(middle).outvars]
-    one = traced_on(parts.piece, [index, *(v.aval for v in reads)])
-    last = traced_on(parts.after, [*inputs, *types])
+    joined = traced_on(between, [*given, *types[:early]])
+    reads = [*open_jaxpr(first).outvars, *open_jaxpr(joined).outvars]
+    one = traced_on(piece, [number, *(v.aval for v in reads)])
+    last = traced_on(after, [*given, *types])
     positions = {entry.value: i for i, entry in enumerate(cut.program.inputs)}
     return Apart(
         cut=cut,
         before=first,
         piece=without_dead_code(one),
         after=without_dead_code(last),
-        entering=parts.loop.entering,
-        leaving=parts.loop.leaving,
-        sources=(
-            *_sources(open_jaxpr(first)),
-            *(frozenset[int]() for _ in parts.coupled),
-        ),
+        entering=entering,
+        leaving=leaving,
+        sources=(*_sources(open_jaxpr(first)), *(frozenset[int]() for _ in coupled)),
         data=frozenset(positions[v] for v in cut.inputs),
-        between=without_dead_code(middle),
+        between=without_dead_code(joined),
         early=early,
-        coupled=parts.coupled,
+        coupled=coupled,
         captured=jaxpr_consts(closed),
     )
-
-
-@dataclass(frozen=True, eq=False)
-class _Parts:
-    """The programs, as functions to be traced."""
-
-    found: FlowResult
-    cut: MicrobatchCut
-
-    @cached_property
-    def loop(self) -> MicrobatchLoop:
-        """All loops as one; ops of both run once."""
-        loops, met = self.cut.loops, self._met
-        return MicrobatchLoop(
-            tuple(sorted({op for loop in loops for op in loop.ops})),
-            tuple(
-                dict.fromkeys(
-                    c for loop in loops for c in loop.entering if c.value not in met
-                )
-            ),
-            tuple(c for loop in loops for c in loop.leaving),
-        )
-
-    @cached_property
-    def coupled(self) -> tuple[LoopCrossing, ...]:
-        """Inputs of the last loop that depend on outputs of the one before."""
-        return tuple(c for c in self.cut.loops[-1].entering if c.value in self._met)
-
-    @property
-    def early(self) -> int:
-        """Number of outputs of the loops before the last one."""
-        return sum(len(loop.leaving) for loop in self.cut.loops[:-1])
-
-    @cached_property
-    def _met(self) -> frozenset[int]:
-        """Values available once all micro-batches have produced their early outputs."""
-        left = {c.value for loop in self.cut.loops[:-1] for c in loop.leaving}
-        ops = [self.cut.program.ops[i] for i in self._between]
-        return frozenset(left.union(*(op.results for op in ops)))
-
-    @property
-    def _between(self) -> tuple[int, ...]:
-        return tuple(op for ops in self.cut.outside[1:-1] for op in ops)
-
-    @property
-    def flat(self) -> FlatProgram:
-        return self.found.flat
-
-    @property
-    def split(self) -> Split:
-        return Split.of(self.cut.rows, self.cut.count)
-
-    def before(self, *arrays: Any) -> list[Any]:
-        env = dict(zip(self.flat.top.inputs, arrays, strict=True))
-        self.flat.run(frozenset(self.cut.pre), env)
-        return [self._enters(env, crossing) for crossing in self.loop.entering]
-
-    def between(self, *arrays: Any) -> list[Any]:
-        env = self._known(arrays)
-        return [self._enters(env, crossing) for crossing in self.coupled]
-
-    def piece(self, index: Any, *arrays: Any) -> list[Any]:
-        env: dict[int, Any] = {}
-        views: dict[tuple[int, AxisSpan], Any] = {}
-        enters = (*self.loop.entering, *self.coupled)
-        for c, x in zip(enters, arrays, strict=True):
-            if c.how == "whole":
-                env[c.value] = x
-            else:
-                views[c.value, c.span] = x, None
-        piece = Piece(self.split, index)
-        inside = PieceEmitter(
-            self.found, piece, lambda v: self.flat.read(v, env), views
-        )
-        return inside.top(self.loop)
-
-    def after(self, *arrays: Any) -> list[Any]:
-        env = self._known(arrays)
-        self.flat.run(frozenset(self.cut.post), env)
-        return [self.flat.read(v, env) for v in self.flat.top.outputs]
-
-    def _known(self, arrays: Sequence[Any]) -> dict[int, Any]:
-        """Return all values that are available before the last loop.
-
-        Args:
-          arrays: the step's inputs, then outputs of all micro-batches.
-        """
-        inputs = self.flat.top.inputs
-        env = dict(zip(inputs, arrays, strict=False))
-        left = arrays[len(inputs) :]
-        self.flat.run(frozenset(self.cut.pre), env)
-        env.update(zip((c.value for c in self.loop.leaving), left, strict=False))
-        self.flat.run(frozenset(self._between), env)
-        return env
-
-    def _enters(self, env: dict[int, Any], crossing: LoopCrossing) -> Any:
-        x = self.flat.read(crossing.value, env)
-        if crossing.how == "whole":
-            return x
-        return view(x, crossing.span, self.split)[0]
 
 
 def _sources(jaxpr: Any) -> tuple[frozenset[int], ...]:

@@ -42,25 +42,25 @@ class ValueParts:
         return tuple(jax.numpy.shape(x)[self.dim] for x in self.arrays)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Uniform:
-    """A result that is the same at every index of some dims, as a broadcast is.
+    """An op whose result is the same at every index of some dims, as a broadcast is.
 
     A part of it along these is computed at its own size, and never sliced from the
     whole.
 
     Attributes:
-      op, eqn: that compute it.
+      op, eqn: the op.
       args: operands, of which some may be uniform.
       dims: dims along which it is uniform.
-      array: the whole array; None until it is needed.
+      array: the result.
     """
 
     op: Op
     eqn: Any
     args: tuple[Any, ...]
     dims: frozenset[int]
-    array: Any = None
+    array: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +74,7 @@ class InParts:
     program: Program
 
     def whole(self, x: Any) -> Any:
-        if isinstance(x, Uniform):
-            if x.array is None:
-                given = [self.whole(arg) for arg in x.args]
-                with eqn_context(x.eqn):
-                    (x.array,) = bind_eqn(x.eqn, given, x.eqn.params)
-            return x.array
+        x = x.array if isinstance(x, Uniform) else x
         return lax.concatenate(x.arrays, x.dim) if isinstance(x, ValueParts) else x
 
     def parts(self, x: Any, dim: int, sizes: Sequence[int]) -> ValueParts:
@@ -99,30 +94,23 @@ class InParts:
     ) -> list[Any]:
         return evaluate_ops(self.program, region, jaxpr, consts, args, self.op)
 
-    def _uniform(self, op: Op, eqn: Any, args: Sequence[Any]) -> Uniform | None:
-        """Return an op's result as `Uniform`, or None where it is uniform along no dim.
+    def _uniform(self, op: Op, args: Sequence[Any]) -> frozenset[int]:
+        """Return the dims along which an op's result is uniform.
 
-        It is uniform along a dim where all operands with that factor are, or that is
-        broadcast.
+        It is where all operands with that factor are, or that is broadcast.
         """
-        rule = op.rule
+        rule, found = op.rule, set[int]()
         if rule is None or op.call is not None or len(rule.results) != 1:
-            return None
-        found = set()
+            return frozenset()
         for dim, factors in enumerate(rule.results[0]):
             if len(factors) != 1 or rule.factors[factors[0]].kind is not PARALLEL:
                 continue
             places = [dim_of(layout, factors[0]) for layout in rule.operands]
-            of = [
-                x.dims if isinstance(x, Uniform) else ()
-                for x, place in zip(args, places, strict=True)
-                if place != -1
-            ]
-            at = [place for place in places if place != -1]
-            is_same = all(place in dims for place, dims in zip(at, of, strict=True))
+            at = [pair for pair in zip(args, places, strict=True) if pair[1] != -1]
+            is_same = all(isinstance(x, Uniform) and d in x.dims for x, d in at)
             if is_same and (at or op.traits.kind is OpKind.BROADCAST):
                 found.add(dim)
-        return Uniform(op, eqn, tuple(args), frozenset(found)) if found else None
+        return frozenset(found)
 
     def _of_size(self, x: Uniform, dim: int, size: int) -> Any:
         """Compute a uniform value with another size of one of its dims."""
@@ -148,9 +136,9 @@ class InParts:
                 found = way(op, eqn, args)
                 if found is not None:
                     return found
-        elif (uniform := self._uniform(op, eqn, args)) is not None:
-            return [uniform]
-        return bind_eqn(eqn, [self.whole(x) for x in args], eqn.params)
+        made = bind_eqn(eqn, [self.whole(x) for x in args], eqn.params)
+        dims = self._uniform(op, args)
+        return [Uniform(op, eqn, tuple(args), dims, *made)] if dims else made
 
     def _call(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any] | None:
         call = op.call
