@@ -57,7 +57,7 @@ FAULTS = {
     ),
     # Means over micro-batches are summed instead.
     "rewrite-mean": Fault(
-        "passes/microbatch/emit/piece.py",
+        "passes/microbatch/emit.py",
         '_scaled(x, self.piece.share) if crossing.how == "mean" else x',
         "x",
     ),

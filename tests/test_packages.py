@@ -58,7 +58,7 @@ CODE_TOKENS = {
     "ir": 12_300,
     "model": 22_900,
     "models": 17_700,
-    "passes": 99_000,
+    "passes": 96_600,
     "pipeline": 32_300,
     "plan": 19_100,
     "planner": 94_900,

@@ -15,9 +15,7 @@ jaxpr, its program and a choice as text. To add one: a file with a `PASS`, writt
 stay, and `runtime.storage` puts arrays of interleaved storage in order.
 """
 
-from pathlib import Path
-
 from rhino_jax._compat import hide_frames
 
 
-hide_frames(str(Path(__file__).parent))
+hide_frames(__path__[0])

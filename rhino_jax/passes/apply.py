@@ -61,52 +61,23 @@ def apply_passes(traced: Traced, transforms: Iterable[Transform]) -> Traced:
     for transform in transforms:
         if not transform.choice:
             continue
-        found = _kept(traced, transform.name, transform.choice)
-        if _is_otherwise(transform, traced, found):
-            raise _changed(traced, transform, found)
+        key = transform.name, transform.choice
+        found = traced.after_passes.get(key)
+        if found is None:
+            found = traced.after_passes[key] = _done(traced, *key)
+        # A program of another size before the pass is another one after it, too.
+        is_again = transform.ops_before == len(traced.program.ops)
+        if is_again and transform.ops_after != len(found.program.ops):
+            raise PlanFileError(
+                f"the plan of `{traced.name}` was made by a version of rhino_jax that"
+                f" does the pass {transform.name!r} otherwise.",
+                where=f"choice {transform.choice}",
+                numbers=f"{transform.ops_after} ops then, {len(found.program.ops)} now,"
+                f" of {transform.ops_before}",
+                fix="plan again and save that plan, or use the version that made it.",
+            )
         traced = found
     return traced
-
-
-def _kept(traced: Traced, name: str, choice: str) -> Traced:
-    """Return the result of a pass on a traced call, cached by name and choice."""
-    key = name, choice
-    found = traced.after_passes.get(key)
-    if found is None:
-        found = traced.after_passes[key] = _done(traced, *key)
-    return found
-
-
-def _is_otherwise(transform: Transform, before: Traced, after: Traced) -> bool:
-    """Whether a rerun of a pass yields another number of ops than the plan recorded.
-
-    False where the program before the pass differs from the recorded size, too.
-
-    Args:
-      transform: the pass, with the op counts recorded in the plan.
-      before: the call before the pass.
-      after: the call after the pass.
-    """
-    is_again = transform.ops_before == len(before.program.ops)
-    return is_again and transform.ops_after != len(after.program.ops)
-
-
-def _changed(traced: Traced, transform: Transform, found: Traced) -> PlanFileError:
-    """Return the error of a pass that rewrites otherwise than when the plan was made.
-
-    Args:
-      traced: the call before the pass.
-      transform: the pass, with the op counts recorded in the plan.
-      found: the result of the pass in this version.
-    """
-    return PlanFileError(
-        f"the plan of `{traced.name}` was made by a version of rhino_jax that does the"
-        f" pass {transform.name!r} otherwise.",
-        where=f"choice {transform.choice}",
-        numbers=f"{transform.ops_after} ops then, {len(found.program.ops)} now, of"
-        f" {transform.ops_before}",
-        fix="plan again and save that plan, or use the version that made it.",
-    )
 
 
 def _done(traced: Traced, name: str, choice: str) -> Traced:

@@ -33,10 +33,10 @@ from rhino_jax.ir.transform import CHUNKS, Transform, chosen
 from rhino_jax.passes.microbatch.cut import MicrobatchCut
 from rhino_jax.passes.microbatch.cutting import cut_of
 from rhino_jax.passes.microbatch.demand import Demand
-from rhino_jax.passes.microbatch.emit.outside import emitted
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult, OpenedRemat, analyse
 from rhino_jax.passes.microbatch.flow.ops import DimSizes
 from rhino_jax.passes.microbatch.flow.states import DimPart
+from rhino_jax.passes.microbatch.passed import emitted
 from rhino_jax.passes.program_pass import (
     ChoiceLimits,
     ProgramPass,
@@ -254,15 +254,6 @@ class ChunkChoice:
     accumulate: str = "float32"
     most_tried: int = 8
 
-    @classmethod
-    def read(cls, text: str) -> ChunkChoice:
-        """Parse a choice from JSON, as `{"count": 8}`.
-
-        Raises:
-          MicrobatchError: the text is no valid choice.
-        """
-        return read_choice(cls, text, "the choice of chunks")
-
 
 def run_in_chunks(closed: Any, program: Program, choice: str) -> Any:
     """Rewrite a program to compute its largest logits in chunks.
@@ -275,9 +266,10 @@ def run_in_chunks(closed: Any, program: Program, choice: str) -> Any:
       A closed jaxpr of the same arguments and results. Results equal those of the
       original program except for the order in which floats are added.
     Raises:
-      MicrobatchError: the program has no logits that can be chunked.
+      MicrobatchError: the text is no valid choice, or the program has no logits that
+        can be chunked.
     """
-    read = ChunkChoice.read(choice)
+    read = read_choice(ChunkChoice, choice, "the choice of chunks")
     cut, found, loop = _find(closed, program, read)
     inner = closed if loop is None else closed_region_jaxprs(loop)[0]
     made = retraced(inner, emitted(found, cut, read.accumulate, SCOPE))
@@ -390,7 +382,7 @@ def _cut(
         found = analyse(flat, {}, DimSizes(head.cut.size, 0), part=part)
     except OpenedRemat:
         return None
-    demand = Demand(found)
+    demand = Demand.of(found)
     if len(demand.bodies) != 1 or head.item.op.id not in demand.bodies[0].ops:
         return None
     cut = cut_of(flat.program, found, demand, choice.count, head.cut.size)

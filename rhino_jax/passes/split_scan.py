@@ -149,8 +149,16 @@ def split_scan(
     body = scan_body(scan.eqn, lambda e: _holds(e, sums), sums)
     count = len(scan.results)
     stacked = body.outputs[count:]
-    late = _late(body, scan, stacked)
-    run, _ = scan_in_two(scan, body, {*range(count)} - late, stacked)
+    late, before = {*stacked}, -1
+    while before < len(late):  # values that depend on the sums, in any iteration
+        before = len(late)
+        for reads, makes in zip(body.reads, body.makes, strict=True):
+            if not late.isdisjoint(reads):
+                late.update(makes)
+        carries = zip(scan.call.carries(body.inputs), body.outputs, strict=False)
+        late.update(entering for entering, left in carries if left in late)
+    wanted = [k for k in range(count) if body.outputs[k] not in late]
+    run, _ = scan_in_two(scan, body, wanted, stacked)
 
     def in_two(eqn: Any, operands: list[Any]) -> list[Any] | None:
         return run(operands) if eqn is scan.eqn else None
@@ -162,16 +170,3 @@ def _holds(eqn: Any, sums: Sequence[EqnResult]) -> bool:
     """Whether an equation contains one of the summing equations, at any depth."""
     inner = [e for j in closed_region_jaxprs(eqn) for e in open_jaxpr(j).eqns]
     return any(e is s or _holds(e, sums) for e in inner for s, _ in sums)
-
-
-def _late(body: FlatRegion, scan: FlatOp, sums: Sequence[int]) -> set[int]:
-    """Return which results of a scan depend on values of its body, in any iteration."""
-    late, before = {*sums}, -1
-    while before < len(late):
-        before = len(late)
-        for reads, makes in zip(body.reads, body.makes, strict=True):
-            if not late.isdisjoint(reads):
-                late.update(makes)
-        carries = zip(scan.call.carries(body.inputs), body.outputs, strict=False)
-        late.update(entering for entering, left in carries if left in late)
-    return {k for k in range(len(scan.results)) if body.outputs[k] in late}

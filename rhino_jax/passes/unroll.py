@@ -83,11 +83,9 @@ def unroll_pairs(closed: Any, program: Program, max_trips: int) -> Any:
         if loops.isdisjoint(map(id, inner_equations(body))):
             return body
         inner, consts = open_jaxpr(body), jaxpr_consts(body)
-
-        def run_body(*arrays: Any) -> list[Any]:
-            return [array_of(x) for x in evaluate(inner, consts, arrays, instead)]
-
-        return rebuild_jaxpr(run_body, body)
+        return rebuild_jaxpr(
+            lambda *xs: [*map(array_of, evaluate(inner, consts, xs, instead))], body
+        )
 
     return retraced(closed, run)
 

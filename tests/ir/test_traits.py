@@ -43,7 +43,7 @@ TOLD_APART = {
     "frontend/tracing/row_numbers.py": "which ops keep row numbers and join indices",
     "frontend/known_values.py": "arithmetic on constants: loop bounds, windows",
     "ir/coverage.py": "in which parameter the names of kernels stand",
-    "passes/microbatch/flow/single.py": "sums that only differentiation makes",
+    "passes/microbatch/flow/analysis.py": "sums that only differentiation makes",
     "passes/sequence_slices/masks.py": "NumPy's functions on masks and their bounds",
     "models/moe.py": "a field of a configuration is called top_k",
     "models/mixture.py": "a field of a configuration is called top_k",

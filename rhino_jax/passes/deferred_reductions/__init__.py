@@ -3,21 +3,19 @@
 In: a closed jaxpr with its program; the sharding of a first plan of it, and its costs.
 Out: a closed jaxpr of the same arguments and results, in which partial sums over mesh
 axes are leading dims of values, reduced where that is cheapest.
-Order: `choice` (the values that stay unreduced, also as text), `reach` (those that can,
-as ops are linear), `sites` (those that should: a minimum cut), `emit`.
+Order: `sites` (the values that stay unreduced, also as text; those that can, as ops are
+linear, and those that should: a minimum cut), `emit`.
 """
 
 from rhino_jax.ir.transform import DEFERRED_REDUCTIONS
-from rhino_jax.passes.deferred_reductions.choice import (
-    DeferredGroup,
-    as_text,
-    from_text,
-)
 from rhino_jax.passes.deferred_reductions.emit import defer_reductions
 from rhino_jax.passes.deferred_reductions.sites import (
+    DeferredGroup,
     Site,
     SitePrices,
     accumulated,
+    as_text,
+    from_text,
     sites,
 )
 from rhino_jax.passes.program_pass import ProgramPass

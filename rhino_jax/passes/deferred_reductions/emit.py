@@ -17,13 +17,15 @@ from rhino_jax.errors import InternalError
 from rhino_jax.ir.factor import Rule
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.passes.deferred_reductions.choice import (
+from rhino_jax.passes.deferred_reductions.sites import (
     DeferredGroup,
     Split,
     can_split,
     from_text,
+    inlined,
+    is_entered,
+    linear_ways,
 )
-from rhino_jax.passes.deferred_reductions.reach import inlined, is_entered, linear_ways
 from rhino_jax.passes.region_walk import run_region, run_regions
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram, FlatRegion
 from rhino_jax.rewrite.retraced import retraced
@@ -88,7 +90,7 @@ def defer_reductions(closed: Any, program: Program, choice: str) -> Any:
     Args:
       closed: a closed jaxpr.
       program: the program imported from it.
-      choice: see `choice.as_text`.
+      choice: see `sites.as_text`.
     Returns:
       A closed jaxpr of the same arguments, constants and results.
     Raises:

@@ -10,11 +10,11 @@ experts", MaxText's `use_ring_of_experts`).
 
 In: a closed jaxpr, its `Program`, and a choice as text, as `{"count": 8, "parts": 1}`.
 Out: a closed jaxpr of the same arguments and results.
-Order: `found` (rows in the order of experts, by `microbatch.flow.orders`), `moves`
-(ops on rows in blocks), `emit` (the new program), `passed` (the pass).
+Order: `moves` (ops on rows in blocks), `emit` (rows in the order of experts, by
+`microbatch.flow.orders`; the new program, and the pass).
 """
 
-from rhino_jax.passes.experts.passed import PASS
+from rhino_jax.passes.experts.emit import PASS
 
 
 __all__ = ["PASS"]

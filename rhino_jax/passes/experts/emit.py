@@ -1,14 +1,19 @@
-"""Emit a program that sorts its tokens by expert in blocks.
+"""Emit a program that sorts its tokens by expert in blocks: the pass, and the numbers
+of blocks and parts that a program allows.
 
 All that is done to a sorted row alone stays as it is. Where the experts are divided
 into parts, it is done in each part, and rows of other parts' experts are zero when
 results are put back in place, or summed.
+
+The tokens that a program sorts by expert, and multiplies by its experts' matrices, are
+what `microbatch.flow.orders` follows, for the whole batch at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,18 +21,141 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rhino_jax._compat import bind_eqn
+from rhino_jax._compat import bind_eqn, without_dead_code
 from rhino_jax.errors import MicrobatchError
-from rhino_jax.frontend.rules.dot import SHARED_ROWS
+from rhino_jax.frontend.rules.dot import RAGGED_DOTS, SHARED_ROWS
+from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.axes import AxisSpan
-from rhino_jax.ir.program import RegionKind
+from rhino_jax.ir.program import Program, RegionKind
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.passes.experts.found import SortedTokens, is_product
+from rhino_jax.ir.transform import EXPERTS, Transform, chosen, num_microbatches
 from rhino_jax.passes.experts.moves import Blocks
-from rhino_jax.passes.microbatch.flow.states import Partial, RowsState
+from rhino_jax.passes.microbatch.flow.analysis import (
+    Divided,
+    FlowResult,
+    OpenedRemat,
+    analyse,
+)
+from rhino_jax.passes.microbatch.flow.ops import DimSizes
+from rhino_jax.passes.microbatch.flow.states import (
+    Partial,
+    RowsState,
+    candidates,
+)
+from rhino_jax.passes.program_pass import (
+    ChoiceLimits,
+    Gain,
+    ProgramPass,
+    Trial,
+    TrialKind,
+    read_choice,
+)
 from rhino_jax.passes.region_walk import run_region, run_regions
 from rhino_jax.rewrite.emit import bind_local
-from rhino_jax.rewrite.flat import FlatOp, FlatRegion
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram, FlatRegion
+from rhino_jax.rewrite.flatten import all_calls, flatten
+from rhino_jax.rewrite.retraced import retraced
+
+
+@dataclass(frozen=True, slots=True)
+class SortedTokens:
+    """The rows of a program that are sorted by expert.
+
+    Attributes:
+      flow: how values depend on the batch, and the orders of their rows.
+      rows: size of the batch.
+      experts: id of the keys of each sort → number of experts.
+    """
+
+    flow: FlowResult
+    rows: int
+    experts: Mapping[int, int]
+
+    @property
+    def flat(self) -> FlatProgram:
+        """The program."""
+        return self.flow.flat
+
+    def order(self, value: int) -> int | None:
+        """Return the keys by which a value's rows are sorted, or among whose sorted
+        rows its elements are positions; None for other values."""
+        state = self.flow.states.get(value)
+        if not isinstance(state, RowsState):
+            return None
+        orders = {state.order, state.at.order if state.at else None}
+        found = [order for order in orders if order in self.experts]
+        return found[0] if found else None
+
+    def counted(self, value: int) -> int | None:
+        """Return the keys whose rows a value counts by expert; None for others."""
+        state = self.flow.states.get(value)
+        keys = state.counts if isinstance(state, Partial) else None
+        return keys if keys in self.experts else None
+
+    def changes(self, region: FlatRegion) -> bool:
+        """Whether a region has rows that are sorted by expert, or counts of them."""
+        return any(
+            self.order(v) is not None or self.counted(v) is not None
+            for item in region.ops
+            for v in (*item.operands, *item.results)
+        ) or any(self.changes(r) for item in region.ops for r in item.regions)
+
+
+def sorted_tokens(closed: Any, program: Program) -> SortedTokens | None:
+    """Find the tokens that a program sorts by expert.
+
+    Args:
+      closed: a closed jaxpr.
+      program: the program imported from it.
+    Returns:
+      None where it sorts none, or needs the order of all.
+    """
+    if not any(op.name in RAGGED_DOTS for op in program.ops):
+        return None
+    flat = flatten(program, closed, all_calls())
+    count = num_microbatches(program.transforms)
+    for whole, batch in candidates(flat):
+        if whole % count:
+            continue
+        # The rows of one of the micro-batches: see `microbatch.emit`.
+        rows, inputs = whole // count, dict[int, RowsState]()
+        for value, state in batch.items():
+            size, inner = state.span.size // count, state.span.inner * count
+            span = replace(state.span, size=size, inner=inner)
+            inputs[value] = replace(state, span=span)
+        try:
+            # Sums over the batch stay what they are, so none is waited for.
+            flow = analyse(flat, inputs, DimSizes(rows, 0), lambda item: True)
+        except (OpenedRemat, Divided):
+            continue
+        experts = dict(_experts(flow, flat.top))
+        if experts:
+            return SortedTokens(flow, rows, experts)
+    return None
+
+
+def _experts(flow: FlowResult, region: FlatRegion) -> list[tuple[int, int]]:
+    """Return the keys, and the number of experts, of each product of sorted rows."""
+    found: list[tuple[int, int]] = []
+    for item in region.ops:
+        if is_product(flow, item):
+            *_, sizes = item.operands
+            counts = flow.states[sizes]
+            assert isinstance(counts, Partial) and counts.counts is not None
+            (number,) = flow.flat.program.values[sizes].shape
+            found.append((counts.counts, number))
+        for inner in item.regions:
+            found += _experts(flow, inner)
+    return found
+
+
+def is_product(flow: FlowResult, item: FlatOp) -> bool:
+    """Whether an op multiplies sorted rows, each by its expert's matrix, or sums such
+    products of rows by expert."""
+    if item.op.name not in RAGGED_DOTS:
+        return False
+    rows = flow.states.get(item.operands[0])
+    return isinstance(rows, RowsState) and rows.order is not None
 
 
 @partial(
@@ -162,7 +290,12 @@ class BlocksEmitter:
         use = None if at is None else self.tokens.flow.ran[item.op.id].uses[at]
         is_sum = all(isinstance(s, Partial) and s.reducer == "sum" for s in states)
         if at is None or not isinstance(use, RowsState) or not is_sum:
-            raise _not_in_parts(item)
+            raise MicrobatchError(
+                f"`{item.op.name}` of tokens that are sorted by expert is no sum.",
+                where=str(item.op.source),
+                numbers="experts in parts",
+                fix="divide no experts.",
+            )
         arrays[at], dims[at] = self.owned(arrays[at], dims[at], own, use.span), 0
         made = jax.vmap(lambda *xs: item.bind(xs), dims)(*arrays)
         return [jnp.sum(x, axis=0, dtype=x.dtype) for x in made]
@@ -267,10 +400,74 @@ def _apart(operands: Iterable[Any]) -> tuple[list[Any], list[int | None], Any]:
     return [r.x for r in records], [r.dim for r in records], own
 
 
-def _not_in_parts(item: FlatOp) -> MicrobatchError:
-    return MicrobatchError(
-        f"`{item.op.name}` of tokens that are sorted by expert is no sum.",
-        where=str(item.op.source),
-        numbers="experts in parts",
-        fix="divide no experts.",
-    )
+@dataclass(frozen=True, slots=True)
+class ExpertsChoice:
+    """Options of the pass.
+
+    Attributes:
+      count: number of blocks of tokens that are sorted by themselves.
+      parts: number of parts of the experts, each with an order of its own.
+    """
+
+    count: int
+    parts: int = 1
+
+
+def sort_in_blocks(closed: Any, program: Program, choice: str) -> Any:
+    """Rewrite a program to sort its tokens by expert in blocks.
+
+    Args:
+      closed: a closed jaxpr.
+      program: the program imported from it.
+      choice: JSON, as `{"count": 8, "parts": 1}`; see `ExpertsChoice`.
+    Returns:
+      A closed jaxpr of the same arguments and results. Results equal those of the
+      original program except for the order in which floats are added.
+    Raises:
+      MicrobatchError: the program sorts no tokens that may be, or not so.
+    """
+    read = read_choice(ExpertsChoice, choice, "the choice of blocks of tokens")
+    tokens = sorted_tokens(closed, program)
+    if tokens is None or tokens.rows % read.count or _odd(tokens.experts, read.parts):
+        raise MicrobatchError(
+            f"`{program.name}` sorts no tokens by expert that can be divided so.",
+            where=f"`{program.name}`",
+            numbers=choice,
+            fix="sort them all at once.",
+        )
+    emitter = BlocksEmitter(tokens, Blocks(read.count, read.parts))
+    return without_dead_code(retraced(closed, emitter.run))
+
+
+def _odd(experts: Mapping[int, int], parts: int) -> bool:
+    return any(number % parts for number in experts.values())
+
+
+def _choices(traced: Traced, limits: ChoiceLimits) -> Iterator[Transform]:
+    """Yield blocks of tokens with all experts, one block for each device along some
+    mesh axes; then parts of the experts, likewise."""
+    tokens = sorted_tokens(traced.closed_jaxpr, traced.program)
+    counts = sorted(limits.counts)
+    if tokens is None or not counts:
+        return
+    for count in counts:
+        if tokens.rows % count == 0:
+            yield chosen(EXPERTS, {"count": count, "parts": 1})
+    for parts in counts:
+        if not _odd(tokens.experts, parts):
+            count = math.gcd(tokens.rows, counts[-1] // parts)
+            yield chosen(EXPERTS, {"count": count, "parts": parts})
+
+
+def _label(choice: Transform) -> str:
+    count, parts = choice.chosen["count"], choice.chosen["parts"]
+    words = [f"tokens sorted in {count} blocks"] if count > 1 else []
+    return ", ".join([*words, *([f"experts in {parts} parts"] if parts > 1 else [])])
+
+
+PASS = ProgramPass(
+    EXPERTS,
+    sort_in_blocks,
+    _choices,
+    Trial(TrialKind.EACH, _label, "grouped", "sorted in blocks", Gain.TIME),
+)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rhino_jax._compat import (
@@ -20,7 +19,13 @@ from rhino_jax.frontend.regions import (
     with_jaxprs,
 )
 from rhino_jax.ir.program import Op, Program, Region
-from rhino_jax.ir.transform import InterleavedOrder, Stored, from_text
+from rhino_jax.ir.transform import (
+    BLOCKS,
+    JOINED,
+    InterleavedOrder,
+    Stored,
+    from_text,
+)
 from rhino_jax.passes.interleaved.moves import (
     DimRef,
     Marks,
@@ -31,9 +36,20 @@ from rhino_jax.passes.interleaved.moves import (
     run_move,
     run_regroup,
 )
-from rhino_jax.passes.interleaved.reach import DimOrders, handled, reach
-from rhino_jax.passes.interleaved.sites import joined_batches
+from rhino_jax.passes.interleaved.sites import (
+    DimOrders,
+    batch_choices,
+    handled,
+    joined_batches,
+    reach,
+    storage_choices,
+)
+from rhino_jax.passes.program_pass import Gain, ProgramPass, Trial, TrialKind
 from rhino_jax.rewrite.retraced import retraced
+
+
+Dims = list[tuple[int, InterleavedOrder]]
+"""Interleaved dims of a value, and how."""
 
 
 def interleave(closed: Any, program: Program, choice: str) -> Any:
@@ -56,7 +72,7 @@ def interleave(closed: Any, program: Program, choice: str) -> Any:
     }
     marks = reach(ops, seeds)
     assert marks is not None, "inputs are stored in blocks of two kinds"
-    return _interleaved(closed, InterleavedEmitter(ops, marks), stored)
+    return _interleaved(closed, ops, marks, stored)
 
 
 def interleave_batches(closed: Any, program: Program, choice: str) -> Any:
@@ -71,29 +87,92 @@ def interleave_batches(closed: Any, program: Program, choice: str) -> Any:
     """
     marks = joined_batches(closed, program)
     ops = DimOrders.of(closed, program)
-    return _interleaved(closed, InterleavedEmitter(ops, marks), {})
+    return _interleaved(closed, ops, marks, {})
 
 
-def _interleaved(closed: Any, emitter: InterleavedEmitter, stored: Stored) -> Any:
+def _interleaved(closed: Any, ops: DimOrders, marks: Marks, stored: Stored) -> Any:
     """Retrace a program with some of its inputs in interleaved storage."""
-    program = emitter.ops.program
-    opened = open_jaxpr(closed)
-    held: list[list[tuple[int, InterleavedOrder]]] = [[] for _ in program.inputs]
+    program, opened = ops.program, open_jaxpr(closed)
+    held: list[Dims] = [[] for _ in program.inputs]
     for (slot, dim), blocks in sorted(stored.items()):
         held[slot].append((dim, blocks))
 
+    def dims(value: int) -> Dims:
+        """Return the dims of a value that are interleaved, and how."""
+        every = range(program.values[value].rank)
+        found = ((d, marks.get(DimRef(value, d))) for d in every)
+        return [(d, blocks) for d, blocks in found if blocks is not None]
+
+    def changes(region: Region) -> bool:
+        """Whether any value inside of a region is interleaved."""
+        inner = [program.ops[op] for op in region.ops]
+        return any(
+            any(map(dims, (*op.operands, *op.results)))
+            or (op.call is not None and any(map(changes, op.call.regions)))
+            for op in inner
+        )
+
+    def run_all(
+        region: Region,
+        jaxpr: Any,
+        consts: Sequence[Any],
+        args: Sequence[Any],
+        *,
+        is_stored: bool = False,
+    ) -> list[Any]:
+        """Run all equations of the open jaxpr that a region was imported from, and
+        return its outputs; `is_stored`: its constants are interleaved as the marks
+        say, not in logical order."""
+        logical = frozenset(() if is_stored else jaxpr.constvars)
+
+        def entered(atom: Any, value: int, x: Any) -> Any:
+            is_logical = is_literal(atom) or atom in logical
+            return _taken(x, (), dims(value)) if is_logical else x
+
+        def run(op: Op, eqn: Any, operands: Sequence[Any]) -> list[Any]:
+            """Run one equation: on interleaved dims where it can, else in logical
+            order."""
+            reads, makes = handled(ops, op, marks)
+            given = map(entered, eqn.invars, op.operands, operands)
+            arrays = []
+            for i, (v, x) in enumerate(zip(op.operands, [*given], strict=True)):
+                kept = [each for each in dims(v) if (i, each[0]) in reads]
+                arrays.append(_taken(x, dims(v), kept))
+            results, made = [], bound(op, eqn, arrays)
+            for i, (v, x) in enumerate(zip(op.results, made, strict=True)):
+                have = [each for each in dims(v) if (i, each[0]) in makes]
+                results.append(_taken(x, have, dims(v)))
+            return results
+
+        outs = evaluate_ops(program, region, jaxpr, consts, args, run)
+        return [*map(entered, jaxpr.outvars, region.outputs, outs)]
+
+    def bound(op: Op, eqn: Any, arrays: Sequence[Any]) -> list[Any]:
+        """Bind an equation to operands that are interleaved as it requires."""
+        if op.call is None:
+            return _moved(ops, op, eqn, marks, arrays)
+        bodies = map(body, op.call.regions, closed_region_jaxprs(eqn))
+        return bind_eqn(eqn, arrays, with_jaxprs(eqn, [*bodies]))
+
+    def body(region: Region, jaxpr: Any) -> Any:
+        """Return the jaxpr of a region, retraced if a value in it is interleaved."""
+        if not changes(region):
+            return jaxpr
+        inner, consts = open_jaxpr(jaxpr), jaxpr_consts(jaxpr)
+        return rebuild_jaxpr(lambda *args: run_all(region, inner, consts, args), jaxpr)
+
     def run(*arrays: Any) -> list[Any]:
         entered = [
-            emitter.taken(x, dims, emitter.dims(entry.value))
-            for x, entry, dims in zip(arrays, program.inputs, held, strict=True)
+            _taken(x, own, dims(entry.value))
+            for x, entry, own in zip(arrays, program.inputs, held, strict=True)
         ]
         count = len(opened.invars)
-        consts, args = entered[count:], entered[:count]
-        outs = emitter.region(program.body, opened, consts, args, is_stored=True)
+        args = entered[count:], entered[:count]
+        outs = run_all(program.body, opened, *args, is_stored=True)
         return [
-            emitter.taken(
+            _taken(
                 x,
-                emitter.dims(out.value),
+                dims(out.value),
                 held[out.state_of] if out.state_of is not None else (),
             )
             for x, out in zip(outs, program.outputs, strict=True)
@@ -102,127 +181,37 @@ def _interleaved(closed: Any, emitter: InterleavedEmitter, stored: Stored) -> An
     return without_dead_code(retraced(closed, run))
 
 
-@dataclass(frozen=True, slots=True)
-class InterleavedEmitter:
-    """Emitter of a program's equations on interleaved values.
+def _taken(x: Any, have: Dims | tuple[()], want: Dims | tuple[()]) -> Any:
+    """Convert an array from one storage order to another.
 
-    Attributes:
-      ops: the program, and how its ops order dims.
-      marks: the interleaved dims.
+    Args:
+      x: the array.
+      have: its interleaved dims, and how.
+      want: the interleaved dims of the result, and how.
     """
+    x = all_written(x, [each for each in have if each not in want])
+    return all_stored(x, [each for each in want if each not in have])
 
-    ops: DimOrders
-    marks: Marks
 
-    def dims(self, value: int) -> list[tuple[int, InterleavedOrder]]:
-        """Return the dims of a value that are interleaved, and how."""
-        found = []
-        for d in range(self.ops.program.values[value].rank):
-            blocks = self.marks.get(DimRef(value, d))
-            if blocks is not None:
-                found.append((d, blocks))
-        return found
-
-    def taken(
-        self,
-        x: Any,
-        have: Sequence[tuple[int, InterleavedOrder]],
-        want: Sequence[tuple[int, InterleavedOrder]],
-    ) -> Any:
-        """Convert an array from one storage order to another.
-
-        Args:
-          x: the array.
-          have: its interleaved dims, and how.
-          want: the interleaved dims of the result, and how.
-        """
-        x = all_written(x, [each for each in have if each not in want])
-        return all_stored(x, [each for each in want if each not in have])
-
-    def region(
-        self,
-        region: Region,
-        jaxpr: Any,
-        consts: Sequence[Any],
-        args: Sequence[Any],
-        *,
-        is_stored: bool = False,
-    ) -> list[Any]:
-        """Run all equations of a jaxpr and return its outputs.
-
-        Args:
-          region: the region of the program.
-          jaxpr: the open jaxpr that the region was imported from.
-          consts: arrays of its constants.
-          args: arrays of its inputs.
-          is_stored: whether constants are interleaved as the marks say, not in logical
-            order.
-        """
-        logical = frozenset(() if is_stored else jaxpr.constvars)
-
-        def entered(atom: Any, value: int, x: Any) -> Any:
-            if is_literal(atom) or atom in logical:
-                return self.taken(x, (), self.dims(value))
-            return x
-
-        def run(op: Op, eqn: Any, operands: Sequence[Any]) -> list[Any]:
-            return self.op(op, eqn, [*map(entered, eqn.invars, op.operands, operands)])
-
-        outs = evaluate_ops(self.ops.program, region, jaxpr, consts, args, run)
-        return [*map(entered, jaxpr.outvars, region.outputs, outs)]
-
-    def op(self, op: Op, eqn: Any, operands: Sequence[Any]) -> list[Any]:
-        """Run one equation: on interleaved dims where it can, else in logical order."""
-        reads, makes = handled(self.ops, op, self.marks)
-        arrays = []
-        for i, (x, v) in enumerate(zip(operands, op.operands, strict=True)):
-            dims = self.dims(v)
-            kept = [each for each in dims if (i, each[0]) in reads]
-            arrays.append(self.taken(x, dims, kept))
-        results = []
-        made = self.bound(op, eqn, arrays)
-        for i, (x, v) in enumerate(zip(made, op.results, strict=True)):
-            dims = self.dims(v)
-            have = [each for each in dims if (i, each[0]) in makes]
-            results.append(self.taken(x, have, dims))
-        return results
-
-    def bound(self, op: Op, eqn: Any, arrays: Sequence[Any]) -> list[Any]:
-        """Bind an equation to operands that are interleaved as it requires."""
-        if op.call is not None:
-            bodies = [
-                self.body(region, jaxpr)
-                for region, jaxpr in zip(
-                    op.call.regions, closed_region_jaxprs(eqn), strict=True
-                )
-            ]
-            return bind_eqn(eqn, arrays, with_jaxprs(eqn, bodies))
-        move = self.ops.move(op)
-        if move is not None and pieces_in_blocks(move, self.marks) is not None:
-            count = self.marks[DimRef(move.whole, move.dim)].count
-            return run_move(eqn, move, count, arrays)
-        regroup = regroup_of(op, self.marks)
-        if regroup is not None:
-            value = op.operands[0] if regroup.is_split else op.results[0]
-            count = self.marks[DimRef(value, regroup.dim)].count
-            return [run_regroup(eqn, regroup, count, arrays[0])]
+def _moved(
+    ops: DimOrders, op: Op, eqn: Any, marks: Marks, arrays: Sequence[Any]
+) -> list[Any]:
+    """Bind an equation without regions, in each block where it moves parts of a dim."""
+    move = ops.move(op)
+    if move is not None and pieces_in_blocks(move, marks) is not None:
+        return run_move(eqn, move, marks[DimRef(move.whole, move.dim)].count, arrays)
+    regroup = regroup_of(op, marks)
+    if regroup is None:
         return bind_eqn(eqn, arrays, eqn.params)
+    value = op.operands[0] if regroup.is_split else op.results[0]
+    count = marks[DimRef(value, regroup.dim)].count
+    return [run_regroup(eqn, regroup, count, arrays[0])]
 
-    def body(self, region: Region, jaxpr: Any) -> Any:
-        """Return the jaxpr of a region, retraced if a value in it is interleaved."""
-        if not self.changes(region):
-            return jaxpr
-        inner, consts = open_jaxpr(jaxpr), jaxpr_consts(jaxpr)
-        return rebuild_jaxpr(
-            lambda *args: self.region(region, inner, consts, args), jaxpr
-        )
 
-    def changes(self, region: Region) -> bool:
-        """Whether any value inside of a region is interleaved."""
-        for op_id in region.ops:
-            op = self.ops.program.ops[op_id]
-            if any(map(self.dims, (*op.operands, *op.results))):
-                return True
-            if op.call is not None and any(map(self.changes, op.call.regions)):
-                return True
-        return False
+PASS = ProgramPass(BLOCKS, interleave, storage_choices)
+BATCHES = ProgramPass(
+    JOINED,
+    interleave_batches,
+    batch_choices,
+    Trial(TrialKind.WHILE_BETTER, lambda choice: JOINED, None, JOINED, gain=Gain.TIME),
+)

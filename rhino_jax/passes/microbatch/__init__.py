@@ -9,7 +9,7 @@ scans split whose layers need sums over the batch, and its refusals), `emit`
 (the new program), `passed` (the pass).
 """
 
-from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchCut, MicrobatchLoop
+from rhino_jax.passes.microbatch.cut import MicrobatchCut
 from rhino_jax.passes.microbatch.passed import (
     PASS,
     cut_in,
@@ -20,9 +20,7 @@ from rhino_jax.passes.microbatch.passed import (
 
 __all__ = [
     "PASS",
-    "LoopCrossing",
     "MicrobatchCut",
-    "MicrobatchLoop",
     "cut_in",
     "may_cut",
     "run_in_microbatches",

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.program_pass import read_choice
 from rhino_jax.utils.codec import to_json
 
 
@@ -46,17 +45,8 @@ class MicrobatchChoice:
     per_microbatch: tuple[str, ...] = ()
     least: int = 2
 
-    @classmethod
-    def read(cls, text: str) -> MicrobatchChoice:
-        """Parse a choice from JSON, as `{"count": 4}`.
-
-        Raises:
-          MicrobatchError: the text is no valid choice.
-        """
-        return read_choice(cls, text, "the choice of micro-batches")
-
     def text(self) -> str:
-        """Return the choice as JSON, which `read` parses."""
+        """Return the choice as JSON, which `program_pass.read_choice` parses."""
         return json.dumps(to_json(self), sort_keys=True)
 
 
@@ -114,7 +104,7 @@ class MicrobatchCut:
     Attributes:
       rows: size of the batch.
       count: number of micro-batches that run; where it does not divide `rows`, the
-        last is smaller (see `emit.pieces.Split`).
+        last is smaller (see `emit.Split`).
       inputs: value ids of the inputs that hold the batch.
       outside: ids of the ops that run on the whole batch, by position between loops.
       loops: the loops.
@@ -148,8 +138,3 @@ class MicrobatchCut:
     def pre(self) -> tuple[int, ...]:
         """Ids of the ops that run once, before the first loop."""
         return self.outside[0]
-
-    @property
-    def post(self) -> tuple[int, ...]:
-        """Ids of the ops that run once, after the last loop."""
-        return self.outside[-1]

@@ -17,7 +17,7 @@ from rhino_jax.ir.places import at_place
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.passes.microbatch.cut import MicrobatchChoice, MicrobatchCut
 from rhino_jax.passes.microbatch.demand import Demand
-from rhino_jax.passes.microbatch.emit.pieces import Split
+from rhino_jax.passes.microbatch.emit import Split
 from rhino_jax.passes.microbatch.flow.analysis import (
     BatchCoupling,
     Divided,
@@ -26,17 +26,15 @@ from rhino_jax.passes.microbatch.flow.analysis import (
     analyse,
     analyse_one,
 )
-from rhino_jax.passes.microbatch.flow.batch import (
-    Inputs,
-    candidates,
-    moved,
-)
 from rhino_jax.passes.microbatch.flow.ops import DimSizes
 from rhino_jax.passes.microbatch.flow.states import (
+    Inputs,
     Partial,
     RowsState,
     WholeState,
+    candidates,
     is_outside,
+    moved,
 )
 from rhino_jax.passes.split_scan import split_scan
 from rhino_jax.rewrite.flat import FlatOp
@@ -109,7 +107,13 @@ def find_cut(
 def _cut(
     closed: Any, program: Program, choice: MicrobatchChoice, rows: int, inputs: Inputs
 ) -> tuple[MicrobatchCut, FlowResult]:
-    _check_count(program, choice, rows)
+    if not choice.least <= choice.count <= rows:
+        raise MicrobatchError(
+            f"`{program.name}` cannot run in {choice.count} micro-batches.",
+            where=f"`{program.name}`",
+            numbers=f"batch of {rows}",
+            fix=f"choose from {choice.least} to {rows}.",
+        )
     largest = max(program.values[v].bytes for v in inputs)
     sizes = DimSizes(rows, int(choice.cheap * largest), int(choice.kept * largest))
     places = [*map(at_place, choice.per_microbatch)]
@@ -136,7 +140,15 @@ def _cut(
         except Divided as error:
             needs = error.item.op
             if not error.item.results:  # no loop that comes later can run it
-                raise _effect_needs_sum(program, needs) from None
+                raise MicrobatchError(
+                    f"`{needs.name}` needs, in every trip of a loop, a sum over the"
+                    f" batch, which `{program.name}` has in micro-batches only after"
+                    " the loop.",
+                    where=str(needs.source),
+                    numbers="no result depends on it",
+                    fix="return what it should see from the loop, or plan with"
+                    " `microbatches=1`.",
+                ) from None
             closed = split_scan(closed, flat, error.scan, error.values)
             program = reimported(closed, program)
             opened, same, inputs = set(), {}, moved(inputs, flat, program)
@@ -148,22 +160,12 @@ def _cut(
             fix="plan with `microbatches=1`.",
         )
     _check_batch(program, found)
-    demand = Demand(found)
+    demand = Demand.of(found)
     cut = cut_of(program, found, demand, choice.count, rows)
     cut = replace(cut, inputs=tuple(sorted(inputs)), opened=tuple(sorted(opened)))
     _check_own(cut)
     _check(program, choice, cut, _waits(found, demand), found)
     return cut, found
-
-
-def _effect_needs_sum(program: Program, op: Op) -> MicrobatchError:
-    return MicrobatchError(
-        f"`{op.name}` needs, in every trip of a loop, a sum over the batch, which"
-        f" `{program.name}` has in micro-batches only after the loop.",
-        where=str(op.source),
-        numbers="no result depends on it",
-        fix="return what it should see from the loop, or plan with `microbatches=1`.",
-    )
 
 
 def _alike(program: Program, region: int) -> set[int]:
@@ -200,7 +202,9 @@ def cut_of(
     for loop in loops:
         for op in loop.ops:
             runs[op] = runs.get(op, 0) + 1
-    waits = _waits(found, demand)
+    waits, states = _waits(found, demand), found.states.items()
+    partials = ((v, s) for v, s in states if isinstance(s, Partial))
+    sums = {v for v, s in partials if s.reducer == "sum"}
     return MicrobatchCut(
         rows=rows,
         count=Split.of(rows, count).count,
@@ -212,20 +216,10 @@ def cut_of(
         again_flops=sum((n - 1) * flops[op] for op, n in runs.items()),
         meeting_flops=meeting_flops(found, outside, flops),
         own=tuple(sorted(found.own)),
-        why=tuple(map(_said, waits)),
-        places=_places([m for m in waits if _is_of_sums(found, m)]),
+        why=tuple(map(str, waits)),
+        # What waits for sums may take those of each micro-batch.
+        places=_places([m for m in waits if sums.issuperset(m.values)]),
         program=program,
-    )
-
-
-def _check_count(program: Program, choice: MicrobatchChoice, rows: int) -> None:
-    if choice.least <= choice.count <= rows:
-        return
-    raise MicrobatchError(
-        f"`{program.name}` cannot run in {choice.count} micro-batches.",
-        where=f"`{program.name}`",
-        numbers=f"batch of {rows}",
-        fix=f"choose from {choice.least} to {rows}.",
     )
 
 
@@ -278,11 +272,6 @@ def _waits(found: FlowResult, demand: Demand) -> list[BatchCoupling]:
         if is_run or (is_full and meeting.is_costly):
             waits.setdefault(meeting.phase, meeting)
     return [waits[p] for p in sorted(waits) if 0 < p < len(demand.bodies)]
-
-
-def _said(meeting: BatchCoupling) -> str:
-    op = meeting.item.op
-    return f"`{op.name}` at {op.source}: {meeting.why}"
 
 
 def _check(
@@ -377,12 +366,6 @@ def _where(meetings: list[BatchCoupling]) -> str:
     return f"{meetings[0].item.op.source}" if meetings else ""
 
 
-def _is_of_sums(found: FlowResult, meeting: BatchCoupling) -> bool:
-    """Whether an op waits for sums, which may be taken over each micro-batch."""
-    states = [found.states[v] for v in meeting.values]
-    return all(isinstance(s, Partial) and s.reducer == "sum" for s in states)
-
-
 def _places(meetings: list[BatchCoupling]) -> tuple[str, ...]:
     """Return the places of ops that couple the batch, as `per_microbatch=` takes them.
 
@@ -398,7 +381,7 @@ def _places(meetings: list[BatchCoupling]) -> tuple[str, ...]:
 
 
 def _couplings(meetings: list[BatchCoupling]) -> str:
-    return "; ".join([*dict.fromkeys(map(_said, meetings))][:3])
+    return "; ".join([*dict.fromkeys(map(str, meetings))][:3])
 
 
 def recomputed_sums(found: FlowResult, opened: Collection[int]) -> dict[int, int]:

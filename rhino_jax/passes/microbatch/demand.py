@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchLoop
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
@@ -42,132 +41,118 @@ class LoopDemand:
     made: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
 class Demand:
     """The loops over micro-batches that the outputs of a program require.
 
     Attributes:
       found: the analysis.
-      flat: the flattened program.
       time: id of each value that is needed in full → index of the first loop that reads
         it.
       made: ids of those values that a loop computes.
       bodies: ops, inputs and outputs of each loop.
     """
 
-    def __init__(self, found: FlowResult) -> None:
-        self.found, self.flat = found, found.flat
-        self.time: dict[int, int] = {}
-        self.made: set[int] = set()
-        self.bodies: list[LoopDemand] = []
+    found: FlowResult
+    time: dict[int, int]
+    made: set[int]
+    bodies: list[LoopDemand]
+
+    @classmethod
+    def of(cls, found: FlowResult) -> Demand:
+        """Require the outputs of a program in full."""
+        flat, values = found.flat, found.flat.program.values
+        time, made = dict[int, int](), set[int]()
         # The number of loops if every cheap value is computed outside of them.
-        self._most_loops = 0
-        self._most_loops = self._loops_of_outputs() or 1 << 30
-        after = self._loops_of_outputs()
-        self.time = dict.fromkeys(self.time, after)
-        while True:
-            before = dict(self.time)
-            self.bodies = [LoopDemand() for _ in range(after)]
-            for loop in reversed(range(after)):
-                self._body(loop)
-            if self.time == before:
-                break
+        most_loops = 0
 
-    def _loops_of_outputs(self) -> int:
-        """Require the program's outputs in full; return the number of loops needed."""
-        self.time, self.made = {}, set()
-        self.want(self.flat.top.outputs, 1 << 30)
-        phases = [self.found.states[v].phase for v in self.made]
-        return max(phases, default=-1) + 1
+        def want(wanted: Iterable[int], at: int) -> None:
+            """Require values in full, and with them the operands of ops outside of
+            loops.
 
-    def want(self, values: Iterable[int], time: int) -> None:
-        """Require values in full, and with them the operands of ops outside of loops.
+            Args:
+              wanted: ids of the values.
+              at: index of the loop that reads them; the number of loops or more: after
+                all.
+            """
+            queue = list(wanted)
+            while queue:
+                value = queue.pop()
+                if time.get(value, at + 1) <= at:
+                    continue
+                time[value] = at
+                item, state = flat.maker.get(value), found.states[value]
+                if item is None:
+                    continue
+                is_of_loop = _is_of_loop(state, min(at, most_loops))
+                if is_of_loop and not joins_sums(item, state):
+                    made.add(value)
+                else:
+                    made.discard(value)
+                    queue += item.operands
 
-        Args:
-          values: ids of the values.
-          time: index of the loop that reads them; the number of loops or more: after
-            all.
-        """
-        queue = list(values)
-        while queue:
-            value = queue.pop()
-            if self.time.get(value, time + 1) <= time:
-                continue
-            self.time[value] = time
-            item, state = self.flat.maker.get(value), self.found.states[value]
-            if item is None:
-                continue
-            if (
-                is_outside(state)
-                or not self._is_of_loop(state, time)
-                or self._joins_sums(item, state)
-            ):
-                self.made.discard(value)
-                queue += item.operands
-            else:
-                self.made.add(value)
-
-    def _is_of_loop(self, state: State, time: int) -> bool:
-        """Whether a loop computes a value that is needed in full before loop `time`.
-
-        It does where only a loop can, or where one that can has run by then.
-        """
-        if isinstance(state, WholeState) or state.cheap is None:
-            return True
-        return state.phase < min(time, self._most_loops)
-
-    def _joins_sums(self, item: FlatOp, state: State) -> bool:
-        """Whether an op joins sums over the batch: these are added up one by one, and
-        joined once, after the loop, as gradients of layers to a stack."""
-        joined = [self.found.states[v] for v in item.operands]
-        values = self.flat.program.values
-        return (
-            isinstance(state, Partial)
-            and item.op.traits.kind is OpKind.MOVEMENT
-            and len(joined) > 1
-            and all(x == state for x in joined)
-            and sum(values[v].bytes for v in item.operands)
-            == sum(values[v].bytes for v in item.results)
-        )
-
-    def _body(self, loop: int) -> None:
-        body = self.bodies[loop]
-        body.made = sorted(v for v in self.made if self.time[v] == loop + 1)
-        queue: list[tuple[int, State]] = [(v, self.found.states[v]) for v in body.made]
-        seen = set(queue)
-        # In the order of operands, not of a set, which differs between processes: what
-        # is wanted early changes what later values need.
-        while queue:
-            value, use = queue.pop()
-            state, item = self.found.states[value], self.flat.maker.get(value)
-            # A complete sum does not give a micro-batch's partial value, nor its own
-            # one: these are recomputed.
-            is_known = (
-                value in self.made
-                and self.time[value] <= loop
-                and not (isinstance(state, Partial) or is_own(state))
+        def joins_sums(item: FlatOp, state: State) -> bool:
+            """Whether an op joins sums over the batch: these are added up one by one,
+            and joined once, after the loop, as gradients of layers to a stack."""
+            return (
+                isinstance(state, Partial)
+                and item.op.traits.kind is OpKind.MOVEMENT
+                and len(item.operands) > 1
+                and all(found.states[v] == state for v in item.operands)
+                and sum(values[v].bytes for v in item.operands)
+                == sum(values[v].bytes for v in item.results)
             )
-            if item is not None and is_there(state, use) and not is_known:
-                body.ops.add(item.op.id)
-                uses = self.found.ran[item.op.id].uses
-                reads = dict.fromkeys(zip(item.operands, uses, strict=True))
-                queue += [read for read in reversed(reads) if read not in seen]
-                seen.update(reads)
-            elif isinstance(use, RowsState):
-                self._slice(body, value, use.span, loop)
-            else:
-                self._enter(body, [value], loop)
 
-    def _slice(self, body: LoopDemand, value: int, span: AxisSpan, loop: int) -> None:
-        leaves = self.found.leaves_of(value, span)
-        if leaves is None or value in self.made:
-            body.entering.add(LoopCrossing(value, "sliced", span))
-            self.want([value], loop)
-        else:
-            self._enter(body, leaves, loop)
+        def loops_of_outputs() -> int:
+            """Require the program's outputs; return the number of loops needed."""
+            time.clear()
+            made.clear()
+            want(flat.top.outputs, 1 << 30)
+            return 1 + max((found.states[v].phase for v in made), default=-1)
 
-    def _enter(self, body: LoopDemand, values: Collection[int], loop: int) -> None:
-        body.entering.update(LoopCrossing(v, "whole") for v in values)
-        self.want(values, loop)
+        def body_of(loop: int) -> LoopDemand:
+            body = LoopDemand(made=sorted(v for v in made if time[v] == loop + 1))
+            queue: list[tuple[int, State]] = [(v, found.states[v]) for v in body.made]
+            seen = set(queue)
+            # In the order of operands, not of a set, which differs between processes:
+            # what is wanted early changes what later values need.
+            while queue:
+                value, use = queue.pop()
+                state, item = found.states[value], flat.maker.get(value)
+                # A complete sum does not give a micro-batch's partial value, nor its
+                # own one: these are recomputed.
+                is_known = (
+                    value in made
+                    and time[value] <= loop
+                    and not (isinstance(state, Partial) or is_own(state))
+                )
+                if item is not None and is_there(state, use) and not is_known:
+                    body.ops.add(item.op.id)
+                    uses = found.ran[item.op.id].uses
+                    reads = dict.fromkeys(zip(item.operands, uses, strict=True))
+                    queue += [read for read in reversed(reads) if read not in seen]
+                    seen.update(reads)
+                    continue
+                enters: Collection[int] = [value]
+                if isinstance(use, RowsState):
+                    leaves = found.leaves_of(value, use.span)
+                    if leaves is None or value in made:
+                        body.entering.add(LoopCrossing(value, "sliced", use.span))
+                        want([value], loop)
+                        continue
+                    enters = leaves
+                body.entering.update(LoopCrossing(v, "whole") for v in enters)
+                want(enters, loop)
+            return body
+
+        most_loops = loops_of_outputs() or 1 << 30
+        after = loops_of_outputs()
+        time.update(dict.fromkeys(time, after))
+        while True:
+            before = dict(time)
+            bodies = [*map(body_of, reversed(range(after)))][::-1]
+            if time == before:
+                return cls(found, time, made, bodies)
 
     def loops(self) -> tuple[MicrobatchLoop, ...]:
         """Return the loops as data."""
@@ -188,7 +173,7 @@ class Demand:
         """Return ids of the ops that run on the whole batch, by the loop after them."""
         known: dict[int, int] = {}
         found: list[list[int]] = [[] for _ in range(len(self.bodies) + 1)]
-        for item in self.flat.top.ops:
+        for item in self.found.flat.top.ops:
             wanted = [v for v in item.results if v in self.time]
             for value in wanted:
                 if value in self.made:
@@ -199,6 +184,16 @@ class Demand:
             known.update((v, at) for v in item.results if v not in self.made)
             found[at].append(item.op.id)
         return tuple(map(tuple, found))
+
+
+def _is_of_loop(state: State, time: int) -> bool:
+    """Whether a loop computes a value that is needed in full before loop `time`.
+
+    It does where only a loop can, or where one that can has run by then.
+    """
+    if isinstance(state, WholeState):
+        return not is_outside(state)
+    return state.cheap is None or state.phase < time
 
 
 def _leaving(value: int, state: State) -> LoopCrossing:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
-from rhino_jax.ir.program import Op
 from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.remat.late import Halves, halves_of
 from rhino_jax.passes.remat.rerun import NOTHING, Rerun, again
@@ -54,7 +53,7 @@ class Decided:
 
     halves: Halves
     again: Rerun = NOTHING
-    stacks: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    stacks: Mapping[int, Set[int]] = field(default_factory=dict)
     added: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     pairs: Mapping[int, tuple[LoopPair, ...]] = field(default_factory=dict)
     offloaded: frozenset[int] = frozenset()
@@ -74,16 +73,18 @@ def decide(flat: FlatProgram, choice: RematChoice) -> dict[int | None, Decided]:
       flat: the program.
       choice: values to recompute, save or offload.
     """
-    found: dict[int | None, Decided] = {}
-    todo: list[tuple[Op | None, FlatRegion]] = [(None, flat.top)]
-    while todo:
-        owner, block = todo.pop()
-        decided = _decide(flat, block, choice)
-        found[owner.id if owner else None] = decided
-        todo += [
-            (line.op, line.regions[0]) for line in block.ops if flat.can_change(line)
-        ]
-    return found
+    regions = changeable_regions(flat)
+    return {owner: _decide(flat, block, choice) for owner, block in regions}
+
+
+def changeable_regions(flat: FlatProgram) -> Iterator[tuple[int | None, FlatRegion]]:
+    """Yield the body of a program, with None, and those of all loops that can be
+    rewritten, with the loop's op id."""
+    todo: list[tuple[int | None, FlatRegion]] = [(None, flat.top)]
+    for owner, block in todo:
+        yield owner, block
+        loops = filter(flat.can_change, block.ops)
+        todo += [(line.op.id, line.regions[0]) for line in loops]
 
 
 def _decide(flat: FlatProgram, block: FlatRegion, choice: RematChoice) -> Decided:
@@ -100,13 +101,16 @@ def _decide(flat: FlatProgram, block: FlatRegion, choice: RematChoice) -> Decide
     kept = ({*halves.late_uses, *halves.bound} - set(wanted)) | explicit
     first = {v: uses[0] for v, uses in halves.late_uses.items()}
     remat = again(flat.program, block, wanted, kept, first)
+    slots: dict[int, set[int]] = defaultdict(set)
+    for stack in stacks:
+        slots[stack.loop].add(stack.slot)
     pairs = _pairs(flat, block, stacks, explicit)
     added = stacked_anew(block, (pair for of in pairs.values() for pair in of))
     sent = {block.named(v) for v in choice.offload} - dropped
     return Decided(
         halves,
         remat,
-        _slots(stacks),
+        slots,
         added,
         pairs,
         frozenset((sent & set(halves.late_uses)) - remat.values - stacked),
@@ -131,13 +135,6 @@ def _split(
         if count:
             found.update(dict.fromkeys([at, *loops], count))
     return found
-
-
-def _slots(stacks: list[ResidualStack]) -> dict[int, frozenset[int]]:
-    found: dict[int, set[int]] = defaultdict(set)
-    for stack in stacks:
-        found[stack.loop].add(stack.slot)
-    return {loop: frozenset(slots) for loop, slots in found.items()}
 
 
 def _pairs(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from rhino_jax.passes.remat.frame import (
     to_host,
     waits_on_host,
 )
-from rhino_jax.passes.remat.rerun import RematValues
+from rhino_jax.passes.remat.rerun import recomputed_values
 from rhino_jax.rewrite.emit import scan_like
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 from rhino_jax.rewrite.flatten import flatten
@@ -149,8 +149,56 @@ def steps(
     slices = SlicedStacks(part)
     for p in own:
         slices.add(*frame.stack(line.operands[p], part, read))
-    needs = [needed(frame, pair, slices) for pair in pairs]
     hosted = decided.hosted_stacks
+
+    def needed(pair: LoopPair) -> dict[int, tuple[bool, Any]]:
+        """Collect the values of a forward loop's body that this loop reads as saved.
+
+        Stacks that it does not read slice by slice are added to `slices`.
+
+        Returns:
+          Value of the body → (whether it is a slice, position in `slices` or else the
+            array).
+        """
+        if pair.loop is None:
+            return {v: (False, frame.read_late(v)) for v in leaves(pair)}
+        forward = frame.block.ops[pair.loop]
+        inputs, reads = forward.regions[0].inputs, forward.operands
+        own, left = forward.call, decided.stacks.get(pair.loop, frozenset())
+        made = zip(forward.regions[0].outputs, forward.results, strict=True)
+        stacked = enumerate(own.stacked([*made]))
+        stacks = {v: x for s, (v, x) in stacked if s not in left}
+        stacks |= zip(own.sliced(inputs), own.sliced(reads), strict=True)
+        outer = dict(zip(own.consts(inputs), own.consts(reads), strict=True))
+        found: dict[int, tuple[bool, Any]] = {}
+        for v in leaves(pair):
+            if v in outer:
+                found[v] = False, frame.read_late(outer[v])
+                continue
+            stack = (
+                frame.stack(stacks[v], part, frame.read_late)
+                if v in stacks
+                else (frame.stacks[pair.loop, v], part is not None)
+            )
+            found[v] = True, slices.add(*stack)
+        return found
+
+    def bind(inner: Frame, pair: LoopPair, have: Mapping[int, Any]) -> None:
+        """Bind this loop's reads to saved values, or to their recomputation; `have`:
+        value of the forward loop's body → array."""
+        for value, other in pair.replaced.items():
+            inner.sources[value] = partial(have.__getitem__, other)
+        if pair.loop is None or not pair.dropped:
+            return
+        body = frame.block.ops[pair.loop].regions[0]
+        # XLA merges no ops of two loops (no CSE): recomputed values need no barrier.
+        again = recomputed_values(inner.flat, body, pair.again, have.__getitem__, list)
+        for position, value in pair.dropped.items():
+            is_again = value in pair.again.values
+            source = partial(again if is_again else have.__getitem__, value)
+            inner.sources[inner.block.inputs[position]] = source
+
+    needs = [*map(needed, pairs)]
 
     def step(carry: Any, scanned: Any) -> Any:
         inner = Frame(frame.flat, frame.table, frame.table[line.op.id])
@@ -161,7 +209,7 @@ def steps(
         inner.early.update((inputs[p], x) for p, x in zip(own, xs, strict=False))
         for pair, found in zip(pairs, needs, strict=True):
             have = {v: xs[x] if is_slice else x for v, (is_slice, x) in found.items()}
-            emit_recomputed(inner, pair, frame, have)
+            bind(inner, pair, have)
         run(inner)
         outs = inner.outputs()
         ys = [
@@ -176,72 +224,6 @@ def steps(
     ys, news = ys[: len(ys) - len(added)], ys[len(ys) - len(added) :]
     frame.stacks.update(((k, v), y) for v, y in zip(added, news, strict=True))
     return list(carry), list(ys)
-
-
-def needed(
-    frame: Frame, pair: LoopPair, slices: SlicedStacks
-) -> dict[int, tuple[bool, Any]]:
-    """Collect the values of a forward loop's body that a backward loop reads as saved.
-
-    Args:
-      frame: the frame that both loops run in.
-      pair: the loops.
-      slices: stacks that the backward loop reads slice by slice; missing ones are
-        added.
-    Returns:
-      Value of the body → (whether it is a slice, position in `slices` or else the
-        array).
-    """
-    if pair.loop is None:
-        return {v: (False, frame.read_late(v)) for v in leaves(pair)}
-    forward = frame.block.ops[pair.loop]
-    body, call = forward.regions[0], forward.call
-    place = {v: i for i, v in enumerate(body.inputs)}
-    gone = frame.decided.stacks.get(pair.loop, frozenset())
-    stacked = enumerate(call.stacked(body.outputs))
-    slot = {v: s for s, v in stacked if s not in gone}
-    found: dict[int, tuple[bool, Any]] = {}
-    for v in leaves(pair):
-        at = place.get(v, -1)
-        if 0 <= at < call.num_consts:
-            found[v] = False, frame.read_late(forward.operands[at])
-        elif at >= call.first_slice or v in slot:
-            value = (
-                forward.operands[at]
-                if at >= call.first_slice
-                else forward.results[call.num_carry + slot[v]]
-            )
-            stack = frame.stack(value, slices.part, frame.read_late)
-            found[v] = True, slices.add(*stack)
-        else:
-            is_part = slices.part is not None
-            found[v] = True, slices.add(frame.stacks[pair.loop, v], is_part)
-    return found
-
-
-def emit_recomputed(
-    inner: Frame, pair: LoopPair, frame: Frame, have: Mapping[int, Any]
-) -> None:
-    """Bind the backward loop's reads to saved values, or to their recomputation.
-
-    Args:
-      inner: the body's frame.
-      pair: the loops.
-      frame: the frame that both loops run in.
-      have: value of the forward loop's body → array.
-    """
-    for value, other in pair.replaced.items():
-        inner.sources[value] = partial(have.__getitem__, other)
-    if pair.loop is None or not pair.dropped:
-        return
-    body = frame.block.ops[pair.loop].regions[0]
-    # XLA merges no ops of two loops (no CSE): recomputed values need no barrier.
-    remat = RematValues(inner.flat, body, pair.again, have.__getitem__, list)
-    for position, value in pair.dropped.items():
-        source: Callable[[], Any] = partial(have.__getitem__, value)
-        if value in pair.again.values:
-            source = partial(remat.value, value)
-        inner.sources[inner.block.inputs[position]] = source
 
 
 def recomputed(closed_jaxpr: Any, program: Program, choice: str) -> Any:

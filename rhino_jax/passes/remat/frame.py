@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rhino_jax.passes.remat.decided import Decided
-from rhino_jax.passes.remat.rerun import RematValues
+from rhino_jax.passes.remat.rerun import recomputed_values
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram, FlatRegion
 
 
@@ -129,7 +129,7 @@ class Frame:
         stacked nothing.
       sources: input of the region whose operand was dropped → function that recomputes
         it.
-      remat: values that late ops recompute; None where there are none.
+      remat: value that late ops recompute → its array; None where there are none.
       reading: the op that runs now, if it is late; else None.
       last: the last value that a barrier can wait for; a late one if there is any.
       ties: late values that a barrier can wait for, in order of production.
@@ -146,7 +146,7 @@ class Frame:
     stacks: dict[tuple[int, int], Any] = field(default_factory=dict)
     parts: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     sources: dict[int, Callable[[], Any]] = field(default_factory=dict)
-    remat: RematValues | None = None
+    remat: Callable[[int], Any] | None = None
     reading: FlatOp | None = None
     last: int | None = None
     ties: list[Any] = field(default_factory=list)
@@ -155,7 +155,7 @@ class Frame:
 
     def __post_init__(self) -> None:
         if self.decided.again.lines:
-            self.remat = RematValues(
+            self.remat = recomputed_values(
                 self.flat,
                 self.block,
                 self.decided.again,
@@ -188,8 +188,8 @@ class Frame:
         """Return the array that late ops read: recomputed, from the host, or as is."""
         if value in self.late:
             return self.late[value]
-        if self.remat is not None and value in self.remat.again.values:
-            self.late[value] = self.remat.value(value)
+        if self.remat is not None and value in self.decided.again.values:
+            self.late[value] = self.remat(value)
             return self.late[value]
         if value in self.hosted:
             ties = self.ties[-AHEAD:][:1]

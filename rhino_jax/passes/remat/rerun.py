@@ -113,8 +113,15 @@ def _grouped(
     )
 
 
-class RematValues:
-    """Values that are recomputed on first read.
+def recomputed_values(
+    flat: FlatProgram,
+    block: FlatRegion,
+    again: Rerun,
+    read: Callable[[int], Any],
+    barred: Callable[[Sequence[Any]], Sequence[Any]],
+) -> Callable[[int], Any]:
+    """Return a function of the id of a value that is recomputed on first read, together
+    with the values that it depends on.
 
     Args:
       flat: the program.
@@ -124,51 +131,31 @@ class RematValues:
       barred: arrays → the same arrays behind a barrier, so that they are not available
         before they are needed.
     """
+    made: dict[int, Any] = {}
+    entered: dict[int, dict[int, Any]] = {}
 
-    def __init__(
-        self,
-        flat: FlatProgram,
-        block: FlatRegion,
-        again: Rerun,
-        read: Callable[[int], Any],
-        barred: Callable[[Sequence[Any]], Sequence[Any]],
-    ) -> None:
-        self.flat, self.block, self.again = flat, block, again
-        self._read, self._barred = read, barred
-        self._made: dict[int, Any] = {}
-        self._entered: dict[int, dict[int, Any]] = {}
+    def run(position: int) -> None:
+        line, group = block.ops[position], again.group[position]
+        if group not in entered:
+            inputs = again.inputs[group]
+            # A group without inputs needs no barrier.
+            arrays = [read(v) for v in inputs]
+            found = barred(arrays) if arrays else ()
+            entered[group] = dict(zip(inputs, found, strict=True))
+        known = {**made, **entered[group]}
+        operands = [flat.consts.get(v, known.get(v)) for v in line.operands]
+        made.update(zip(line.results, line.bind(operands), strict=True))
 
-    def value(self, value: int) -> Any:
-        """Return a value, recomputed together with the values that it depends on."""
-        if value not in self._made:
-            left = self.again.values - self._made.keys()
+    def value(wanted: int) -> Any:
+        if wanted not in made:
+            left = again.values - made.keys()
             lines, _ = trace_back(
-                [value],
-                lambda v: self.block.maker[v] if v in left else None,
-                lambda line: self.block.ops[line].operands,
+                [wanted],
+                lambda v: block.maker[v] if v in left else None,
+                lambda line: block.ops[line].operands,
             )
             for line in sorted(lines):
-                self._run(line)
-        return self._made[value]
+                run(line)
+        return made[wanted]
 
-    def _run(self, position: int) -> None:
-        line = self.block.ops[position]
-        group = self.again.group[position]
-        if group not in self._entered:
-            inputs = self.again.inputs[group]
-            # A group without inputs needs no barrier.
-            arrays = [self._read(v) for v in inputs]
-            barred = self._barred(arrays) if arrays else ()
-            self._entered[group] = dict(zip(inputs, barred, strict=True))
-        entered = self._entered[group]
-        literals = self.flat.consts
-        operands = [
-            self._made[v]
-            if v in self.again.values
-            else literals[v]
-            if v in literals
-            else entered[v]
-            for v in line.operands
-        ]
-        results = line.bind(operands)
-        self._made.update(zip(line.results, results, strict=True))
+    return value

@@ -23,7 +23,12 @@ from rhino_jax.passes.program_pass import (
     Trial,
     TrialKind,
 )
-from rhino_jax.passes.remat.decided import Decided, LoopPair, stacked_anew
+from rhino_jax.passes.remat.decided import (
+    Decided,
+    LoopPair,
+    changeable_regions,
+    stacked_anew,
+)
 from rhino_jax.passes.remat.emit import emit, is_recomputed
 from rhino_jax.passes.remat.late import Halves, halves_of
 from rhino_jax.passes.remat.rerun import NOTHING
@@ -47,10 +52,16 @@ def drop_remat(closed_jaxpr: Any, program: Program, choice: str) -> Any:
     calls = plain_calls(program, PLAIN_CALLS | REMATS)
     flat = flatten(program, closed_jaxpr, calls)
     numbers = ValueNumbers(flat)
-    same = dict(_same(flat, numbers, flat.top))
+    # Values in remat regions that their own region computed before are read from there.
+    same = {
+        v: other
+        for _, block in changeable_regions(flat)
+        for early in [_early(numbers, halves_of(block))]
+        for v, other in _replaced(numbers, block, early).items()
+        if block.maker[other] < block.maker[v]
+    }
     flat = flatten(program, closed_jaxpr, calls, same)
-    decided: dict[int | None, Decided] = {}
-    _decide(flat, numbers, None, flat.top, decided)
+    decided = {at: _decide(flat, numbers, of) for at, of in changeable_regions(flat)}
     made = retraced(closed_jaxpr, lambda *arrays: emit(flat, decided, arrays))
     return without_dead_code(made)
 
@@ -74,43 +85,19 @@ PASS = ProgramPass(
 )
 
 
-def _same(
-    flat: FlatProgram, numbers: ValueNumbers, block: FlatRegion
-) -> Iterator[tuple[int, int]]:
-    """Yield values in remat regions that their own region computed before, each with
-    the equal value."""
-    for v, other in _replaced(
-        numbers, block, _early(numbers, halves_of(block))
-    ).items():
-        if block.maker[other] < block.maker[v]:
-            yield v, other
-    for loop in block.ops:
-        if flat.can_change(loop):
-            yield from _same(flat, numbers, loop.regions[0])
-
-
 def _early(numbers: ValueNumbers, halves: Halves) -> dict[int, int]:
     """Return number → the first value of the forward pass that has it."""
     lines = zip(reversed(halves.block.ops), reversed(halves.is_late), strict=True)
     return {numbers.of[v]: v for line, late in lines if not late for v in line.results}
 
 
-def _decide(
-    flat: FlatProgram,
-    numbers: ValueNumbers,
-    owner: int | None,
-    block: FlatRegion,
-    found: dict[int | None, Decided],
-) -> None:
+def _decide(flat: FlatProgram, numbers: ValueNumbers, block: FlatRegion) -> Decided:
     halves = halves_of(block)
     loops = [k for k, line in enumerate(block.ops) if flat.can_change(line)]
-    for k in loops:
-        loop = block.ops[k]
-        _decide(flat, numbers, loop.op.id, loop.regions[0], found)
     late, early = [k for k in loops if halves.is_late[k]], _early(numbers, halves)
     pairs = {k: _pairs(numbers, halves, loops, k, early) for k in late}
     added = stacked_anew(block, (pair for of in pairs.values() for pair in of))
-    found[owner] = Decided(halves, pairs=pairs, added=added)
+    return Decided(halves, pairs=pairs, added=added)
 
 
 def _replaced(

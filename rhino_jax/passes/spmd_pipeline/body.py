@@ -138,46 +138,6 @@ class MicrobatchBody(StackedRegion):
         """Positions of the ops that accumulate outputs."""
         return {i for s in self.sums for i in s.steps}
 
-    def assign(self) -> None:
-        """Find the phases of all ops, in one walk over them."""
-        region, in_sums = self.region, self.in_sums
-        for i, (reads, makes) in enumerate(
-            zip(region.reads, region.makes, strict=True)
-        ):
-            level = self.level(i)
-            if i in in_sums:
-                self.places.append(EquationPhase.SUM)
-            elif i in self.loops:
-                self.places.append(EquationPhase.LOOP)
-                level = self.loops.index(i) + 1
-                self.varies.update(makes)
-                self.stacks.update(region.ops[i].call.stacked(makes))
-            else:
-                varies = not self.varies.isdisjoint(reads)
-                if varies:
-                    self.varies.update(makes)
-                self.places.append(self._place(i, level, varies))
-            self.levels.update(dict.fromkeys(makes, level))
-
-    def _place(self, i: int, level: int, varies: bool) -> EquationPhase:
-        reads = self.region.reads[i]
-        otherwise = EquationPhase.ROWS if varies else EquationPhase.ONCE
-        if not self.stacks.intersection(reads):
-            return otherwise
-        late = {
-            v
-            for v in reads
-            if v in self.varies and v not in self.stacks and self.levels[v] == level
-        }
-        if varies and (level == 0 or late):
-            return otherwise
-        found = reads_along(self.region.ops[i], self.stacks)
-        if found is None or (found.reducer and not varies):
-            return otherwise
-        self.stacked[self.region.ops[i]] = found
-        self.stacks.update(found.stacks_in(self.region.makes[i]))
-        return EquationPhase.TAIL if varies else EquationPhase.ONCE
-
 
 def body_of(each: FlatOp) -> MicrobatchBody:
     """Assign phases to the ops of a micro-batch.
@@ -201,7 +161,37 @@ def body_of(each: FlatOp) -> MicrobatchBody:
         {*call.sliced(region.inputs)},
         dict.fromkeys(region.inputs, 0),
     )
-    body.assign()
+    in_sums, stacks, varying = body.in_sums, body.stacks, body.varies
+
+    def place_of(i: int, level: int, varies: bool) -> EquationPhase:
+        """Return the phase of an op that is no scan over layers and no sum."""
+        item, reads = region.ops[i], region.reads[i]
+        otherwise = EquationPhase.ROWS if varies else EquationPhase.ONCE
+        if stacks.isdisjoint(reads):
+            return otherwise
+        rows = varying.intersection(reads) - stacks
+        is_late = any(body.levels[v] == level for v in rows)
+        if varies and (level == 0 or is_late):
+            return otherwise
+        found = reads_along(item, stacks)
+        if found is None or (found.reducer and not varies):
+            return otherwise
+        body.stacked[item] = found
+        stacks.update(found.stacks_in(item.results))
+        return EquationPhase.TAIL if varies else EquationPhase.ONCE
+
+    for i, (reads, makes) in enumerate(zip(region.reads, region.makes, strict=True)):
+        level, place = body.level(i), EquationPhase.SUM
+        if i in loops:
+            place, level = EquationPhase.LOOP, loops.index(i) + 1
+            varying.update(makes)
+            stacks.update(region.ops[i].call.stacked(makes))
+        elif i not in in_sums:
+            varies = not varying.isdisjoint(reads)
+            varying.update(makes if varies else ())
+            place = place_of(i, level, varies)
+        body.places.append(place)
+        body.levels.update(dict.fromkeys(makes, level))
     return body
 
 

@@ -10,9 +10,9 @@ from jax import lax
 
 from rhino_jax._compat import at_line_of
 from rhino_jax.frontend.rules.reduce import COMBINE, identity
-from rhino_jax.passes.microbatch.emit.pieces import combined
+from rhino_jax.passes.microbatch.emit import combined
 from rhino_jax.passes.spmd_pipeline.along import StageAxis, StageValues, either, is_key
-from rhino_jax.passes.spmd_pipeline.body import EquationPhase, MicrobatchBody, Sum
+from rhino_jax.passes.spmd_pipeline.body import EquationPhase, MicrobatchBody
 from rhino_jax.rewrite.flat import FlatOp
 
 
@@ -87,7 +87,13 @@ class StageRun(StageValues):
     def _rows(self, level: int) -> None:
         body, region = self.body, self.body.region
         todo = body.at(EquationPhase.ROWS, level)
-        sums = [k for k, s in enumerate(body.sums) if self._sum_at(s) == level]
+        # Sums of whole values, and how many scans come before them.
+        at = {
+            k: body.levels[s.part] if s.part in body.varies else 0
+            for k, s in enumerate(body.sums)
+            if s.part is not None and not body.is_stacked_sum(s)
+        }
+        sums = [k for k in at if at[k] == level]
         parts = [p for k in sums if (p := body.sums[k].part) is not None]
         made, read = region.made_by(todo), region.read_by(todo) | set(parts)
         enter = sorted((read - made) & body.varies)
@@ -112,7 +118,10 @@ class StageRun(StageValues):
             ]
             return more, [env[v] for v in leave]
 
-        starts = [self._start(k) for k in sums]
+        starts = [
+            x if how == "unchanged" else lax.full_like(x, identity(how, x.dtype))
+            for x, how in ((self.given[k], body.sums[k].how) for k in sums)
+        ]
         own = self.axis.count // self.axis.stages
         ends, left = lax.scan(step, starts, xs, length=own)
         self.rows.update(zip(leave, left, strict=True))
@@ -123,20 +132,8 @@ class StageRun(StageValues):
                     x = COMBINE[how](given, self.axis.together(x, how))
             self.sums[k] = x
 
-    def _sum_at(self, found: Sum) -> int | None:
-        """Return how many scans come before a sum of whole values; None of stacks."""
-        if found.part is None or self.body.is_stacked_sum(found):
-            return None
-        return self.body.levels[found.part] if found.part in self.body.varies else 0
-
     def _is_read_elsewhere(self, value: int, here: Iterable[int]) -> bool:
         return bool(self._readers.get(value, set()) - set(here))
-
-    def _start(self, carry: int) -> Any:
-        x, how = self.given[carry], self.body.sums[carry].how
-        if how == "unchanged":
-            return x
-        return lax.full_like(x, identity(how, x.dtype))
 
     # Scans over layers: a micro-batch on every tick.
 
@@ -153,11 +150,19 @@ class StageRun(StageValues):
         ]
         made = body.region.made_by(here)
         leave = sorted(v for v in made if self._is_read_elsewhere(v, here))
+        whole = each.operands[: each.call.first_slice]
         for v in body.region.read_by(here) - made:
-            self._prepare(each, v)
+            # Gathered before the scan, if it is read whole in it.
+            if v in body.varies:
+                if v in whole or v not in body.stacks:
+                    self._all(v)
+            elif v in whole and v in body.stacks:
+                self.read(v, False)
         with at_line_of(each.eqn):
             starts = self._operands(each, lambda v, s: self._at(v, s, 0))
-            nothing = map(_nothing, each.call.carries(starts))
+            # What is sent before the first micro-batch is never read.
+            sent = each.call.carries(starts)
+            nothing = (x if is_key(x) else jnp.zeros_like(x) for x in sent)
             begin = [self.given[k] for k in sums]
             (_, ends), stacks = lax.scan(
                 self._tick(each, here, sums, leave),
@@ -242,21 +247,6 @@ class StageRun(StageValues):
             args.append(x)
         return args
 
-    def _prepare(self, each: FlatOp, value: int) -> None:
-        """Gather, before a scan, a value that is read whole in it.
-
-        Args:
-          each: the scan.
-          value: its id.
-        """
-        stacks = self.body.stacks
-        whole = each.operands[: each.call.first_slice]
-        if value in self.body.varies:
-            if value in whole or value not in stacks:
-                self._all(value)
-        elif value in whole and value in stacks:
-            self.read(value, False)
-
     def _at(self, value: int, as_stack: bool, j: Any) -> Any:
         """Return a value of one micro-batch.
 
@@ -284,11 +274,6 @@ class StageRun(StageValues):
         is_const = value in region.consts
         x = region.result(value, {}) if is_const else self.read(value, False)
         return jnp.broadcast_to(x, (own, *jnp.shape(x)))
-
-
-def _nothing(start: Any) -> Any:
-    """Return what is sent before the first micro-batch; it is never read."""
-    return start if is_key(start) else jnp.zeros_like(start)
 
 
 def _readers(body: MicrobatchBody) -> dict[int, set[int]]:

@@ -53,7 +53,12 @@ def find(flat: FlatProgram, stages: int, asked: int) -> MicrobatchBody:
     """
     name = flat.program.name
     scans = [each for each in flat.top.ops if each.is_scan]
-    found = [*filter(_goes_through_layers, scans)]
+    found = [
+        each
+        for each in scans
+        if MICROBATCHES in each.op.source.name_stack
+        and layer_loops(each.regions[0], each.call.num_consts)
+    ]
     if len(found) != 1:
         lengths = [each.call.trip_count for each in scans]
         raise StageError(
@@ -81,12 +86,6 @@ def find(flat: FlatProgram, stages: int, asked: int) -> MicrobatchBody:
     _check_sizes(name, stages, count, layers)
     _check_carries(name, body)
     return body
-
-
-def _goes_through_layers(each: FlatOp) -> bool:
-    """Whether a scan is over micro-batches, and has scans over layers."""
-    is_loop = MICROBATCHES in each.op.source.name_stack
-    return is_loop and bool(layer_loops(each.regions[0], each.call.num_consts))
 
 
 def _check_sizes(name: str, stages: int, count: int, layers: tuple[int, ...]) -> None:
@@ -207,56 +206,55 @@ def _forth(
     return stacks, stacked
 
 
-class OnStage(StageValues):
-    """One stage of a step, while it is traced."""
+def results_on_stage(
+    step: LoopedStep, axis: StageAxis, arrays: Sequence[Any]
+) -> list[Any]:
+    """Return the results of a step on one stage, stacks as this stage's part.
 
-    def __init__(
-        self, step: LoopedStep, axis: StageAxis, arrays: Sequence[Any]
-    ) -> None:
-        super().__init__(axis, step, dict(zip(step.region.inputs, arrays, strict=True)))
-        self.step = step
+    Args:
+      step: the step.
+      axis: the stages.
+      arrays: its inputs on this stage.
+    """
+    region, body = step.region, step.body
+    values = StageValues(axis, step, dict(zip(region.inputs, arrays, strict=True)))
 
-    def results(self) -> list[Any]:
-        """Return the results of the step, stacks as this stage's part."""
-        step = self.step
-        for each in step.region.ops:
-            made = self._looped(each) if each is step.body.loop else self._run(each)
-            self.env.update(zip(each.results, made, strict=True))
-        return [*map(self._left, step.region.outputs, step.results)]
+    def as_part(value: int) -> Any:
+        """Return this stage's part of a value that is sharded by layers."""
+        x = values.read(value, True)
+        return x if value in step.stacks else values.part(x)
 
-    def _run(self, each: FlatOp) -> list[Any]:
+    def run(each: FlatOp) -> list[Any]:
         with at_line_of(each.eqn):
-            made = self.run(each, self.read)
-            found = self.step.stacked.get(each)
+            made = values.run(each, values.read)
+            found = step.stacked.get(each)
             if found is not None and found.reducer:
-                made = [self.axis.together(x, found.reducer) for x in made]
+                made = [axis.together(x, found.reducer) for x in made]
         return made
 
-    def _looped(self, each: FlatOp) -> list[Any]:
+    def looped(each: FlatOp) -> list[Any]:
         """Run the loop over micro-batches and return its outputs."""
-        body = self.step.body
-        arrays = [
-            self._as_part(v) if is_stack else self.read(v, False)
+        given = [
+            as_part(v) if is_stack else values.read(v, False)
             for v, is_stack in zip(each.operands, body.reads_stacks, strict=False)
         ]
         # Slices of micro-batches: a stage takes its own.
         rows = each.call.sliced(each.operands)
-        arrays += [self.part(self.read(v, False)) for v in rows]
-        made = StageRun(body, self.axis, arrays).results()
+        given += [values.part(values.read(v, False)) for v in rows]
+        made = StageRun(body, axis, given).results()
         left = each.call.num_carry
-        return [*made[:left], *map(self.axis.whole, made[left:])]
+        return [*made[:left], *map(axis.whole, made[left:])]
 
-    def _as_part(self, value: int) -> Any:
-        """Return this stage's part of a value that is sharded by layers."""
-        x = self.read(value, True)
-        return x if value in self.step.stacks else self.part(x)
-
-    def _left(self, value: int, is_part: bool) -> Any:
-        region = self.step.region
+    def left(value: int, is_part: bool) -> Any:
         if value in region.consts:
             x = region.result(value, {})
-            return self.part(x) if is_part else x
-        return self._as_part(value) if is_part else self.read(value, False)
+            return values.part(x) if is_part else x
+        return as_part(value) if is_part else values.read(value, False)
+
+    for each in region.ops:
+        made = looped(each) if each is body.loop else run(each)
+        values.env.update(zip(each.results, made, strict=True))
+    return [*map(left, region.outputs, step.results)]
 
 
 AXIS = "stage"
@@ -289,7 +287,7 @@ def on_stage(closed: Any, program: Program, choice: str) -> Any:
 
     def run(*arrays: Any) -> list[Any]:
         axis = StageAxis(AXIS, stages, body.loop.call.trip_count, lax.axis_index(AXIS))
-        return OnStage(step, axis, arrays).results()
+        return results_on_stage(step, axis, arrays)
 
     consts, opened = jaxpr_consts(closed), consts_as_inputs(open_jaxpr(closed))
     new = without_captured(run, opened, step.shapes(stages), {AXIS: stages})

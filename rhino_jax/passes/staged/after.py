@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rhino_jax.rewrite.flat import FlatRegion
@@ -73,8 +73,16 @@ class After:
           left: output of the micro-batches, by value id → the submesh that holds it.
           ties: (result, input) that are on one submesh: optimizer state.
         """
-        after = cls(region, _homes(region, {**known, **left}, ties))
-        after._rounds(frozenset(left))
+        homes = _homes(region, {**known, **left}, ties)
+        rounds: dict[int, int] = {}
+        for reads, makes in zip(region.reads, region.makes, strict=True):
+            home, found = homes.get(makes[0]), 0
+            for v in reads:
+                if v in region.maker or v in left:
+                    is_far = homes.get(v) not in (None, home)
+                    found = max(found, rounds.get(v, 0) + is_far)
+            rounds.update(dict.fromkeys(makes, found))
+        after = cls(region, homes, rounds)
         seen: set[tuple[int, int]] = set()
         queue = [(after.home(v), v) for v in region.outputs]
         while queue:
@@ -82,39 +90,21 @@ class After:
             if (group, value) in seen or value in region.consts:
                 continue
             seen.add((group, value))
-            queue += after._want(group, value, left)
+            at, home = region.maker.get(value), homes.get(value)
+            if at is None:
+                if left.get(value, group) != group:
+                    after.sent.add(StepSend(value, left[value], group, -1))
+            elif home not in (None, group):
+                after.sent.add(StepSend(value, home, group, rounds[value]))
+                queue.append((home, value))
+            else:
+                after.equations.setdefault((group, rounds[value]), set()).add(at)
+                queue += [(group, v) for v in region.reads[at]]
         return after
 
     def home(self, value: int) -> int:
         """Return the submesh of a result; the first one where any could compute it."""
         return self.homes.get(value) or 0
-
-    def _want(
-        self, group: int, value: int, left: Mapping[int, int]
-    ) -> Iterable[tuple[int, int]]:
-        at, home = self.region.maker.get(value), self.homes.get(value)
-        if at is None:
-            if value in left and left[value] != group:
-                self.sent.add(StepSend(value, left[value], group, -1))
-            return []
-        if home is not None and home != group:
-            self.sent.add(StepSend(value, home, group, self.rounds[value]))
-            return [(home, value)]
-        key = group, self.rounds[value]
-        self.equations.setdefault(key, set()).add(at)
-        return [(group, v) for v in self.region.reads[at]]
-
-    def _rounds(self, left: frozenset[int]) -> None:
-        for i, reads in enumerate(self.region.reads):
-            home = self.homes.get(self.region.makes[i][0])
-            found = 0
-            for v in reads:
-                if v not in self.region.maker and v not in left:
-                    continue
-                of = self.homes.get(v)
-                is_near = of is None or of == home
-                found = max(found, self.rounds.get(v, 0) + (not is_near))
-            self.rounds.update(dict.fromkeys(self.region.makes[i], found))
 
 
 def _homes(
@@ -132,7 +122,12 @@ def _homes(
         for v in region.reads[i]:
             if home is not None and v in region.maker and not _is_light(region, v):
                 homes.setdefault(v, home)
-    own = _own_bytes(region)
+    # A broadcast value, as the scale of clipping in the shape of a gradient, has no
+    # more bytes of its own than its operands.
+    own = {v: region.bytes(v) for v in region.inputs}
+    for reads, makes in zip(region.reads, region.makes, strict=True):
+        most = sum(own.get(v, 0) for v in reads)
+        own.update({v: min(region.bytes(v), most) for v in makes})
     while True:
         before = len(homes)
         for i in range(len(region.ops)):
@@ -150,19 +145,6 @@ def _tie(homes: dict[int, int | None], ties: Sequence[tuple[int, int]]) -> None:
         for x, y in ((a, b), (b, a)):
             if homes.get(x) is not None and homes.get(y) is None:
                 homes[y] = homes[x]
-
-
-def _own_bytes(region: FlatRegion) -> dict[int, int]:
-    """Return how many bytes of each value are its own.
-
-    A broadcast value, as the scale of clipping in the shape of a gradient, has no more
-    than its operands.
-    """
-    found = {v: region.bytes(v) for v in region.inputs}
-    for reads, makes in zip(region.reads, region.makes, strict=True):
-        most = sum(found.get(v, 0) for v in reads)
-        found.update({v: min(region.bytes(v), most) for v in makes})
-    return found
 
 
 def _follow(

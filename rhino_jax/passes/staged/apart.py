@@ -31,9 +31,9 @@ from rhino_jax.passes.microbatch.cut import (
     MicrobatchLoop,
 )
 from rhino_jax.passes.microbatch.cutting import find_cut
-from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
-from rhino_jax.passes.microbatch.emit.pieces import (
+from rhino_jax.passes.microbatch.emit import (
     Piece,
+    PieceEmitter,
     Split,
     combined,
     start,
@@ -171,7 +171,7 @@ def take_apart(
     cut, found = cut_for_stages(closed, program, choice, is_even=True)
     flat, loops, split = found.flat, cut.loops, Split.of(cut.rows, cut.count)
     inputs = flat.top.inputs
-    pre, post = frozenset(cut.pre), frozenset(cut.post)
+    pre, post = frozenset(cut.pre), frozenset(cut.outside[-1])
     middle = frozenset(op for ops in cut.outside[1:-1] for op in ops)
     leaving = tuple(c for loop in loops for c in loop.leaving)
     early = len(leaving) - len(loops[-1].leaving)

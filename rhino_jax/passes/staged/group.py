@@ -98,7 +98,15 @@ def group_program(step: StagedStep, group: int, before: Program) -> GroupProgram
         state_of=state_of,
         while_trips=before.while_trips,
     )
-    program = _repeated(program, step, tasks)
+    # Calls are compiled alone, and those of micro-batches run for each.
+    ops = list(program.ops)
+    for op_id, task in zip(program.body.ops, tasks, strict=True):
+        call = ops[op_id].call
+        assert call is not None  # as every task is traced to one
+        times = step.micro_batches if task.is_per_micro_batch else 1
+        call = replace(call, trip_count=times, is_program=True)
+        ops[op_id] = replace(ops[op_id], call=call)
+    program = replace(program, ops=tuple(ops))
     return GroupProgram(
         closed, program, tasks, arguments, results, _places(program, tags)
     )
@@ -126,18 +134,3 @@ def _places(program: Program, tags: list[list[str | None]]) -> dict[int, int]:
             if tag is not None and count[tag] == 1:
                 found[op] = int(tag)
     return found
-
-
-def _repeated(
-    program: Program, step: StagedStep, tasks: tuple[StagedTask, ...]
-) -> Program:
-    """Mark the calls of a program as compiled alone, and set their trip counts."""
-    ops = list(program.ops)
-    for op_id, task in zip(program.body.ops, tasks, strict=True):
-        call, times = ops[op_id].call, 1
-        if task.is_per_micro_batch:
-            times = step.micro_batches
-        assert call is not None  # as every task is traced to one
-        call = replace(call, trip_count=times, is_program=True)
-        ops[op_id] = replace(ops[op_id], call=call)
-    return replace(program, ops=tuple(ops))

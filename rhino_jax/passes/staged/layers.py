@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from rhino_jax.frontend.regions import REMATS
 from rhino_jax.ir.axes import ends_across, ends_of
@@ -48,19 +48,47 @@ def layers_of(program: Program, data: Collection[int] = ()) -> tuple[Layers, ...
       program: the step.
       data: values of inputs that hold the batch: a scan over time is none over layers.
     """
-    flow = _Flow(program)
-    flow.walk(program.body)
+    # Dims of values that are one index range are one set; layers are such sets.
+    starts = [*accumulate((max(v.rank, 1) for v in program.values), initial=0)]
+    sets, scans = DisjointSets(starts[-1]), list[tuple[int, int]]()
+
+    def set_of(value: int) -> int:
+        return sets.find(starts[value])
+
+    def unite(ends: Iterable[tuple[int, int]]) -> None:
+        """Unite dims that are one index range, given as (value id, dim)."""
+        for a, b in pairwise(starts[value] + dim for value, dim in ends):
+            sets.union(a, b)
+
+    def walk(region: Region) -> None:
+        for op in (program.ops[o] for o in region.ops):
+            call = op.call
+            if call is None:
+                for f, factor in enumerate(op.rule.factors) if op.rule else ():
+                    if factor.kind in (FactorKind.PARALLEL, FactorKind.REDUCE):
+                        found = [e for e in ends_of(op, f) if e.span.is_plain]
+                        unite((e.value, e.span.dim) for e in found)
+            elif call.kind is RegionKind.CALL and op.name not in REMATS:
+                for ends in ends_across(program, op):
+                    unite((e.value, e.span.dim) for e in ends)
+                walk(call.regions[0])
+            elif call.kind is RegionKind.SCAN:
+                stacks = _stacks(op)
+                unite((value, 0) for value in stacks)
+                scans.extend((op.id, stack) for stack in stacks[:1])
+
+    walk(program.body)
     slots: dict[int, set[int]] = {}
     for i, entry in enumerate(program.inputs):
         shape = program.values[entry.value].shape
         if shape and entry.value not in data:
-            slots.setdefault(flow.set_of(entry.value), set()).add(i)
+            slots.setdefault(set_of(entry.value), set()).add(i)
     loops: dict[int, list[int]] = {}
-    for op, stack in flow.loops:
-        loops.setdefault(flow.set_of(stack), []).append(op)
+    for op, stack in scans:
+        loops.setdefault(set_of(stack), []).append(op)
     found = sorted((min(slots[of]), of) for of in loops.keys() & slots.keys())
     order = [of for _, of in found]
-    before = _before(program, flow, order)
+    before = _before(program, set_of, order)
     return tuple(
         Layers(
             program.values[program.inputs[first].value].shape[0],
@@ -72,49 +100,9 @@ def layers_of(program: Program, data: Collection[int] = ()) -> tuple[Layers, ...
     )
 
 
-class _Flow:
-    """Union-find over dims of values that are one index range; layers are such sets.
-
-    Attributes:
-      loops: (op id of a scan, a value that it goes through).
-    """
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        starts, count = [], 0
-        for value in program.values:
-            starts.append(count)
-            count += max(value.rank, 1)
-        self._starts, self._sets = starts, DisjointSets(count)
-        self.loops: list[tuple[int, int]] = []
-
-    def set_of(self, value: int) -> int:
-        return self._sets.find(self._starts[value])
-
-    def _unite(self, ends: Iterable[tuple[int, int]]) -> None:
-        """Unite dims that are one index range, given as (value id, dim)."""
-        for a, b in pairwise(self._starts[value] + dim for value, dim in ends):
-            self._sets.union(a, b)
-
-    def walk(self, region: Region) -> None:
-        for op in (self.program.ops[o] for o in region.ops):
-            call = op.call
-            if call is None:
-                for f, factor in enumerate(op.rule.factors) if op.rule else ():
-                    if factor.kind in (FactorKind.PARALLEL, FactorKind.REDUCE):
-                        ends = [e for e in ends_of(op, f) if e.span.is_plain]
-                        self._unite((e.value, e.span.dim) for e in ends)
-            elif call.kind is RegionKind.CALL and op.name not in REMATS:
-                for ends in ends_across(self.program, op):
-                    self._unite((e.value, e.span.dim) for e in ends)
-                self.walk(call.regions[0])
-            elif call.kind is RegionKind.SCAN:
-                stacks = _stacks(op)
-                self._unite((value, 0) for value in stacks)
-                self.loops += [(op.id, stack) for stack in stacks[:1]]
-
-
-def _before(program: Program, flow: _Flow, order: Sequence[int]) -> list[set[int]]:
+def _before(
+    program: Program, set_of: Callable[[int], int], order: Sequence[int]
+) -> list[set[int]]:
     """Return for all layers the layers whose forward scans theirs depend on."""
     at = {of: k for k, of in enumerate(order)}
     needs: dict[int, frozenset[int]] = {}
@@ -126,7 +114,7 @@ def _before(program: Program, flow: _Flow, order: Sequence[int]) -> list[set[int
             *(needs.get(v, frozenset()) for v in each.operands)
         )
         stacks = _stacks(each.op) if each.is_scan else []
-        mine = at.get(flow.set_of(stacks[0])) if stacks else None
+        mine = at.get(set_of(stacks[0])) if stacks else None
         if mine is not None:
             found[mine] |= had - {mine}
             had |= {mine}

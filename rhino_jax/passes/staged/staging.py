@@ -1,10 +1,15 @@
-"""From a divided step, and stages of its forward pass, to tasks of submeshes."""
+"""From a divided step, and stages of its forward pass, to tasks of submeshes.
+
+Tasks run once a step before, between and after the passes of micro-batches. BETWEEN
+tasks compute what couples micro-batches, between all forward and all backward passes.
+Every submesh whose backward passes read such values computes them for itself, of
+outputs of the forward passes: that is little (embeddings of the batch, sums over it),
+and submeshes would else wait for one another.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from rhino_jax.ir.congruence import pair_regions
@@ -12,12 +17,10 @@ from rhino_jax.passes.staged.after import After
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.holding import is_plain, may_wait
 from rhino_jax.passes.staged.labels import Labels
-from rhino_jax.passes.staged.loops import apart_loops
 from rhino_jax.passes.staged.names import ValueNames
-from rhino_jax.passes.staged.once import between, starts, updates
 from rhino_jax.passes.staged.remat import StagedRemat, applied, offloaded
-from rhino_jax.passes.staged.shared_sums import apart_sums
 from rhino_jax.passes.staged.sides import Sides, sides_of
+from rhino_jax.passes.staged.split_by_label import apart_loops, apart_sums
 from rhino_jax.passes.staged.step import (
     StagedStep,
     StagedTask,
@@ -27,6 +30,115 @@ from rhino_jax.passes.staged.step import (
     ValueKind,
     received,
 )
+from rhino_jax.rewrite.flat import FlatRegion
+
+
+def starts(labels: Labels, names: ValueNames) -> list[StagedTask]:
+    """Return the START task of every submesh: its entering values and zeroed sums.
+
+    Args:
+      labels: of micro-batches.
+      names: keys of the values of the step.
+    """
+    before, place = names.before, labels.region.place
+    read = _read_by_groups(labels, place.keys() - labels.sides.coupled)
+    found = []
+    for group in range(labels.groups):
+        entering = sorted(place[v] - 1 for v in read[group])
+        made = [p for p in entering if p >= 0 and before.outputs[p] not in before.place]
+        gives = {names.entering(p): before.outputs[p] for p in made}
+        ops, needed = before.needed(gives.values())
+        sums = [k for k, at in enumerate(labels.left_at) if labels.group(at) == group]
+        at = TaskKind.START, group, 0
+        found.append(_task(names, at, before, ops, sorted(needed), gives, sums))
+    return found
+
+
+def between(labels: Labels, names: ValueNames) -> list[StagedTask]:
+    """Return the BETWEEN tasks, one for every submesh that reads coupled values.
+
+    Args:
+      labels: of micro-batches.
+      names: keys of the values of the step.
+    """
+    region, first = names.between, 1 + len(names.apart.entering)
+    found = []
+    for group, values in enumerate(_read_by_groups(labels, labels.sides.coupled)):
+        made = [labels.region.place[v] - first for v in sorted(values)]
+        if made:
+            gives = {names.coupled(p): region.outputs[p] for p in made}
+            ops, needed = region.needed(gives.values())
+            at = TaskKind.BETWEEN, group, 0
+            found.append(_task(names, at, region, ops, sorted(needed), gives))
+    return found
+
+
+def updates(names: ValueNames, after: After) -> list[StagedTask]:
+    """Return the UPDATE tasks, in the order of their rounds.
+
+    Args:
+      names: keys of the values of the step.
+      after: which ops run where.
+    """
+    region = names.after
+    results = {*region.outputs}
+    # An accumulated output may be a result itself, up to its type.
+    left = {v for v in results if names.is_left(v)}
+    turns = {*after.equations, *((after.home(v), 0) for v in left)}
+    found = []
+    for group, turn in sorted(turns, key=lambda at: (at[1], at[0])):
+        finished = {v for v in left if turn == 0 and after.home(v) == group}
+        ops = after.equations.get((group, turn), set())
+        wanted = results | {s.value for s in after.sent if s.source == group}
+        for (other, later), more in after.equations.items():
+            if other == group and later > turn:
+                wanted |= region.read_by(more)
+        made = region.made_by(ops)
+        reads = sorted((region.read_by(ops) | finished) - made)
+        gives = {names.made_after(v): v for v in sorted((made & wanted) | finished)}
+        at = TaskKind.UPDATE, group, turn
+        found.append(_task(names, at, region, ops, reads, gives))
+    return found
+
+
+def _read_by_groups(labels: Labels, values: Collection[int]) -> list[set[int]]:
+    """Return for every submesh which of some values its micro-batches read."""
+    found: list[set[int]] = [set() for _ in range(labels.groups)]
+    for label, reads in enumerate(labels.reads):
+        found[labels.group(label)] |= reads & frozenset(values)
+    return found
+
+
+def _task(
+    names: ValueNames,
+    at: tuple[TaskKind, int, int],
+    region: FlatRegion,
+    ops: Collection[int],
+    reads: Sequence[int],
+    gives: Mapping[ValueKey, int],
+    sums: Sequence[int] = (),
+) -> StagedTask:
+    """Return a task of ops outside of the loop over micro-batches.
+
+    Args:
+      names: keys of the values of the step.
+      at: kind, submesh and round of the task.
+      region: the program before, between or after the loop.
+      ops: positions of those of its ops that run.
+      reads: ids of the values that they read.
+      gives: key → id of a result.
+      sums: outputs of micro-batches whose initial values are results as well.
+    """
+
+    def run(*arrays: Any) -> list[Any]:
+        pairs = zip(reads, arrays, strict=True)
+        env = {v: names.as_read(region, v, x) for v, x in pairs}
+        region.run(sorted(ops), env)
+        made = [region.result(v, env) for v in gives.values()]
+        return [*made, *map(names.apart.start, sums)]
+
+    keys = tuple(names.given(region, v) for v in reads)
+    return StagedTask(*at, keys, (*gives, *map(names.left, sums)), run)
 
 
 _KINDS = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHT_GRADIENT
@@ -94,8 +206,7 @@ def staged(
             remat=again,
             saved=saved,
         )
-    names = ValueNames(apart, labels.region)
-    return _Staging(apart, labels, names, sent, tuple(together)).step()
+    return _step(apart, labels, sent, together)
 
 
 def _stages_of(sides: Sides, before: Sides, stages: Sequence[int]) -> list[int]:
@@ -130,174 +241,169 @@ def with_split_loops(
     return apart_loops(apart, Labels.at(sides_of(apart), stages, group_of))
 
 
-@dataclass(frozen=True, eq=False)
-class _Staging:
-    apart: Apart
-    labels: Labels
-    names: ValueNames
-    sent: Mapping[int, frozenset[int]]
-    together: tuple[Collection[int], ...]
+def _step(
+    apart: Apart,
+    labels: Labels,
+    sent: Mapping[int, frozenset[int]],
+    together: Sequence[Collection[int]],
+) -> StagedStep:
+    """Return the tasks of a step whose micro-batches are labelled.
 
-    def step(self) -> StagedStep:
-        names, groups = self.names, self.labels.groups
-        pieces = [self._piece(label) for label in range(self.labels.count)]
-        forward, back = pieces[: self.labels.chunks], pieces[self.labels.chunks :]
-        first, last = starts(self.labels, names), updates(names, self.after)
-        middle = between(self.labels, names)
-        tasks: list[list[StagedTask]] = [[] for _ in range(groups)]
-        for task in (*first, *forward, *middle, *back, *last):
-            if task.makes:
-                tasks[task.group].append(task)
-        home, copies = self._homes(tasks)
-        sends = (*self._sends(), *self._sends_between(middle), *self._sends_after())
-        # Tasks without results are left out, and so is what is sent to them.
-        read = {(key, task.group) for of in tasks for task in of for key in task.reads}
-        sent = {(s.key, s.target): s for s in sends if (s.key, s.target) in read}
-        return StagedStep(
-            groups=groups,
-            chunks=self.labels.group_of,
-            micro_batches=self.apart.cut.count,
-            tasks=tuple(map(tuple, tasks)),
-            sends=tuple(sent.values()),
-            home=home,
-            copies=copies,
-            outputs=tuple(
-                names.after.consts[value]
-                if value in names.after.consts
-                else (self.after.home(value), names.result(value))
-                for value in names.after.outputs
-            ),
-            types=names.types,
-            offloaded=self._offloaded(tasks, tuple(sent.values())),
-        )
+    Args:
+      apart: the step.
+      labels: of its micro-batches.
+      sent: submesh → values of forward passes that it offloads.
+      together: as of `staged`.
+    """
+    names, groups = ValueNames(apart, labels.region), labels.groups
+    after = _after(apart, labels, names, together)
 
-    def _offloaded(
-        self, tasks: Iterable[Sequence[StagedTask]], sends: Sequence[TaskSend]
-    ) -> tuple[frozenset[ValueKey], ...]:
-        if not self.sent:
-            return ()
-        names = self.names
-        asked = [
-            {
-                key
-                for key in map(names.inside, self.sent.get(group, ()))
-                if is_plain(names.types[key])
-            }
-            for group in range(self.labels.groups)
-        ]
-        return tuple(
-            may_wait(of, received(sends, group)) & asked[group]
-            for group, of in enumerate(tasks)
-        )
-
-    def _piece(self, label: int) -> StagedTask:
-        names, labels, region = self.names, self.labels, self.labels.region
-        equations, gives = labels.ordered(label), labels.gives(label)
-        reads, sums = sorted(labels.reads[label]), labels.leaves(label)
-        index = region.inputs[0]
-        stacks = any(self.apart.leaving[k].how == "stacked" for k in sums)
-        if stacks and index not in reads:
-            reads = [index, *reads]
-
-        forward = labels.sides.forward if labels.turn(label) == 0 else ()
-        tags = {i: str(k) for k, i in enumerate(forward)}
-
-        def run(*arrays: Any) -> list[Any]:
-            env = dict(zip(reads, arrays, strict=False))
-            region.run(equations, env, tags)
-            so_far = zip(sums, arrays[len(reads) :], strict=True)
-            return [
-                *(env[v] for v in gives),
-                *(
-                    self.apart.combined(
-                        k, x, region.result(region.outputs[k], env), env.get(index)
-                    )
-                    for k, x in so_far
-                ),
-            ]
-
-        return StagedTask(
-            _KINDS[labels.turn(label)],
-            labels.group(label),
-            labels.chunk(label),
-            (*map(names.inside, reads), *map(names.left, sums)),
-            (*map(names.inside, gives), *map(names.left, sums)),
-            run,
-        )
-
-    def _send(self, key: ValueKey, at: int, target: int) -> TaskSend:
+    def send(key: ValueKey, at: int, target: int) -> TaskSend:
         """Return how a value that the task of a label computes is sent to a submesh."""
-        labels = self.labels
         kind, chunk = _KINDS[labels.turn(at)], labels.chunk(at)
         return TaskSend(key, labels.group(at), target, kind, chunk)
 
-    def _sends(self) -> list[TaskSend]:
-        labels = self.labels
-        found: dict[tuple[ValueKey, int], TaskSend] = {}
+    def sends(middle: Iterable[StagedTask]) -> Iterator[TaskSend]:
         for label, reads in enumerate(labels.reads):
-            target = labels.group(label)
             for v in sorted(reads & labels.made_at.keys()):
-                at, key = labels.made_at[v], self.names.inside(v)
-                if labels.group(at) != target:
-                    found.setdefault((key, target), self._send(key, at, target))
-        return list(found.values())
-
-    def _sends_between(self, tasks: Iterable[StagedTask]) -> Iterator[TaskSend]:
-        """Yield what BETWEEN tasks read of forward passes on other submeshes."""
-        for task in tasks:
+                yield send(names.inside(v), labels.made_at[v], labels.group(label))
+        # What BETWEEN tasks read of forward passes on other submeshes.
+        for task in middle:
             for key in task.reads:
                 if key.kind is ValueKind.SUM:
-                    at = self.labels.left_at[key.number]
-                    if self.labels.group(at) != task.group:
-                        yield self._send(key, at, task.group)
-
-    @cached_property
-    def after(self) -> After:
-        names, labels, apart = self.names, self.labels, self.apart
-        region, place = names.after, labels.region.place
-        left = {
-            region.inputs[names.inputs + k]: labels.group(at)
-            for k, at in enumerate(labels.left_at)
-        }
-        users: dict[int, set[int]] = {}
-        for label, reads in enumerate(labels.reads):
-            for v in reads & labels.sides.parameters:
-                for i in apart.sources[place[v] - 1] - apart.data:
-                    users.setdefault(i, set()).add(labels.group(label))
-        at = {i: min(of) for i, of in users.items()}
-        for slots in self.together:
-            if read := [at[i] for i in slots if i in at]:
-                at = {**dict.fromkeys(slots, min(read)), **at}
-        known = {region.inputs[i]: group for i, group in at.items()}
-        ties = [
-            (v, region.inputs[end.state_of])
-            for v, end in zip(region.outputs, apart.cut.program.outputs, strict=True)
-            if v not in region.consts and end.state_of is not None
-        ]
-        return After.of(region, known, left, ties)
-
-    def _sends_after(self) -> Iterator[TaskSend]:
-        for sent in sorted(self.after.sent, key=lambda s: (s.round, s.value, s.target)):
-            key = self.names.given(self.names.after, sent.value)
+                    yield send(key, labels.left_at[key.number], task.group)
+        for s in sorted(after.sent, key=lambda s: (s.round, s.value, s.target)):
+            key = names.given(names.after, s.value)
             if key.kind is ValueKind.SUM:
-                yield self._send(key, self.labels.left_at[key.number], sent.target)
+                yield send(key, labels.left_at[key.number], s.target)
             else:
-                of = sent.source, sent.target
-                yield TaskSend(key, *of, TaskKind.UPDATE, sent.round)
+                yield TaskSend(key, s.source, s.target, TaskKind.UPDATE, s.round)
 
-    def _homes(
-        self, tasks: Iterable[Iterable[StagedTask]]
-    ) -> tuple[tuple[int, ...], frozenset[tuple[int, int]]]:
-        """Return the submesh of every input, and (input, submesh) of other readers."""
-        users: dict[int, set[int]] = {}
-        for group, mine in enumerate(tasks):
-            for key in (k for task in mine for k in task.reads):
-                if key.kind is ValueKind.INPUT:
-                    users.setdefault(key.number, set()).add(group)
-        home = []
-        for i, value in enumerate(self.names.after.inputs[: self.names.inputs]):
-            wanted = self.after.homes.get(value)
-            home.append(min(users.get(i, {0})) if wanted is None else wanted)
-        return tuple(home), frozenset(
-            (i, g) for i, groups in users.items() for g in groups if g != home[i]
-        )
+    def offloaded_of(group: int, of: Sequence[StagedTask]) -> frozenset[ValueKey]:
+        asked = map(names.inside, sent.get(group, ()))
+        plain = {key for key in asked if is_plain(names.types[key])}
+        return may_wait(of, received(wanted, group)) & plain
+
+    pieces = [_piece(apart, labels, names, label) for label in range(labels.count)]
+    forward, back = pieces[: labels.chunks], pieces[labels.chunks :]
+    first, last, middle = (
+        starts(labels, names),
+        updates(names, after),
+        between(labels, names),
+    )
+    tasks: list[list[StagedTask]] = [[] for _ in range(groups)]
+    for task in (*first, *forward, *middle, *back, *last):
+        if task.makes:
+            tasks[task.group].append(task)
+    home, copies = _homes(tasks, names, after)
+    # Tasks without results are left out, and so is what is sent to them.
+    read = {(key, task.group) for of in tasks for task in of for key in task.reads}
+    found: dict[tuple[ValueKey, int], TaskSend] = {}
+    for s in sends(middle):
+        if s.source != s.target and (s.key, s.target) in read:
+            found[s.key, s.target] = s
+    wanted = tuple(found.values())
+    return StagedStep(
+        groups=groups,
+        chunks=labels.group_of,
+        micro_batches=apart.cut.count,
+        tasks=tuple(map(tuple, tasks)),
+        sends=wanted,
+        home=home,
+        copies=copies,
+        outputs=tuple(
+            names.after.consts[value]
+            if value in names.after.consts
+            else (after.home(value), names.result(value))
+            for value in names.after.outputs
+        ),
+        types=names.types,
+        offloaded=tuple(offloaded_of(*each) for each in enumerate(tasks))
+        if sent
+        else (),
+    )
+
+
+def _piece(apart: Apart, labels: Labels, names: ValueNames, label: int) -> StagedTask:
+    """Return the task of a label."""
+    region = labels.region
+    equations, gives = labels.ordered(label), labels.gives(label)
+    reads, sums = sorted(labels.reads[label]), labels.leaves(label)
+    index = region.inputs[0]
+    stacks = any(apart.leaving[k].how == "stacked" for k in sums)
+    if stacks and index not in reads:
+        reads = [index, *reads]
+    forward = labels.sides.forward if labels.turn(label) == 0 else ()
+    tags = {i: str(k) for k, i in enumerate(forward)}
+
+    def run(*arrays: Any) -> list[Any]:
+        env = dict(zip(reads, arrays, strict=False))
+        region.run(equations, env, tags)
+        so_far = zip(sums, arrays[len(reads) :], strict=True)
+        return [
+            *(env[v] for v in gives),
+            *(
+                apart.combined(
+                    k, x, region.result(region.outputs[k], env), env.get(index)
+                )
+                for k, x in so_far
+            ),
+        ]
+
+    return StagedTask(
+        _KINDS[labels.turn(label)],
+        labels.group(label),
+        labels.chunk(label),
+        (*map(names.inside, reads), *map(names.left, sums)),
+        (*map(names.inside, gives), *map(names.left, sums)),
+        run,
+    )
+
+
+def _after(
+    apart: Apart,
+    labels: Labels,
+    names: ValueNames,
+    together: Sequence[Collection[int]],
+) -> After:
+    """Assign what runs after the micro-batches to submeshes: updates to those that read
+    the weights."""
+    region, place = names.after, labels.region.place
+    left = {
+        region.inputs[names.inputs + k]: labels.group(at)
+        for k, at in enumerate(labels.left_at)
+    }
+    users: dict[int, set[int]] = {}
+    for label, reads in enumerate(labels.reads):
+        for v in reads & labels.sides.parameters:
+            for i in apart.sources[place[v] - 1] - apart.data:
+                users.setdefault(i, set()).add(labels.group(label))
+    at = {i: min(of) for i, of in users.items()}
+    for slots in together:
+        if read := [at[i] for i in slots if i in at]:
+            at = {**dict.fromkeys(slots, min(read)), **at}
+    known = {region.inputs[i]: group for i, group in at.items()}
+    ties = [
+        (v, region.inputs[end.state_of])
+        for v, end in zip(region.outputs, apart.cut.program.outputs, strict=True)
+        if v not in region.consts and end.state_of is not None
+    ]
+    return After.of(region, known, left, ties)
+
+
+def _homes(
+    tasks: Iterable[Iterable[StagedTask]], names: ValueNames, after: After
+) -> tuple[tuple[int, ...], frozenset[tuple[int, int]]]:
+    """Return the submesh of every input, and (input, submesh) of other readers."""
+    users: dict[int, set[int]] = {}
+    for group, mine in enumerate(tasks):
+        for key in (k for task in mine for k in task.reads):
+            if key.kind is ValueKind.INPUT:
+                users.setdefault(key.number, set()).add(group)
+    home = []
+    for i, value in enumerate(names.after.inputs[: names.inputs]):
+        wanted = after.homes.get(value)
+        home.append(min(users.get(i, {0})) if wanted is None else wanted)
+    return tuple(home), frozenset(
+        (i, g) for i, groups in users.items() for g in groups if g != home[i]
+    )

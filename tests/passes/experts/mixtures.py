@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from rhino_jax.frontend.trace import trace
-from rhino_jax.passes.experts.passed import sort_in_blocks
+from rhino_jax.passes.experts.emit import sort_in_blocks
 
 
 WIDTH, HIDDEN, EXPERTS, CHOICES = 8, 12, 6, 2

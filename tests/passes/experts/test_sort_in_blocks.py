@@ -17,7 +17,7 @@ from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.regions import inner_equations
 from rhino_jax.frontend.rules.dot import RAGGED_DOTS
 from rhino_jax.frontend.trace import trace
-from rhino_jax.passes.experts.found import sorted_tokens
+from rhino_jax.passes.experts.emit import sorted_tokens
 from tests.cases import covering
 from tests.passes.experts.mixtures import (
     CHOICES,

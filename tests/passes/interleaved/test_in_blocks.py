@@ -23,7 +23,8 @@ from rhino_jax.ir.transform import (
     stored_in_blocks,
 )
 from rhino_jax.passes.apply import apply_passes
-from rhino_jax.passes.interleaved import all_stored, all_written, split_inputs
+from rhino_jax.passes.interleaved import all_stored, all_written
+from rhino_jax.passes.interleaved.sites import split_inputs
 from tests.cases import covering
 from tests.passes.interleaved.fused import (
     OPTIMIZERS,

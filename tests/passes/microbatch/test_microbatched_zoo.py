@@ -69,7 +69,7 @@ def test_the_analysis_needs_no_arrays_and_is_quick():
     workload = registry.get("gpt-tiny-unrolled")
     cut = cut_of(workload.step, workload.abstract_args(), 4, workload.donate_argnums)
     assert cut.count == 4 and cut.rows == 8
-    assert len(cut.pre) and len(cut.post) and not cut.why
+    assert len(cut.pre) and len(cut.outside[-1]) and not cut.why
     assert not cut.meeting_flops
 
 

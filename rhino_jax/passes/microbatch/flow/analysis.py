@@ -84,6 +84,10 @@ class BatchCoupling:
     phase: int
     is_costly: bool = False
 
+    def __str__(self) -> str:
+        """Return the op, its source line and the reason."""
+        return f"`{self.item.op.name}` at {self.item.op.source}: {self.why}"
+
 
 @dataclass(slots=True)
 class FlowResult(Flow):
@@ -139,22 +143,19 @@ def analyse(
         found.orders.of_all = of_all
         states = found.states
         for value, const in flat.consts.items():
-            states[value] = WholeState(is_zero=_is_zero(const))
+            is_zero = getattr(const, "shape", ()) == () and const == 0
+            states[value] = WholeState(is_zero=bool(is_zero))
         states.update((v, cut.get(v, WholeState())) for v in flat.top.inputs)
         try:
             for item in flat.top.ops:
                 found.keep(item, _run(found, item))
             check_in_full(states[v] for v in flat.top.outputs)
         except NeedsOrderOfAll as error:
-            new = error.keys - of_all or found.orders.known.keys() - of_all
+            new = error.keys - of_all or found.orders.keys() - of_all
             assert new
             of_all |= new
         else:
             return found
-
-
-def _is_zero(const: object) -> bool:
-    return getattr(const, "shape", ()) == () and const == 0
 
 
 def _run(found: FlowResult, item: FlatOp) -> Ran:
@@ -290,16 +291,12 @@ def analyse_one(
         elif not all(s == WholeState() for s in uses):
             made = [
                 Partial("sum")
-                if v in of_update and _is_float(flat, v)
+                if v in of_update and "float" in flat.program.values[v].dtype
                 else WholeState(0, is_inside=True)
                 for v in item.results
             ]
         found.keep(item, Ran(uses, tuple(made)))
     return found
-
-
-def _is_float(flat: FlatProgram, value: int) -> bool:
-    return "float" in flat.program.values[value].dtype
 
 
 def _after(flat: FlatProgram, inputs: Collection[int]) -> set[int]:

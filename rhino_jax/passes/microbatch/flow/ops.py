@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from rhino_jax.frontend.rules.shape import of_blocks
 from rhino_jax.ir.axes import FactorSpan, locate, place
-from rhino_jax.ir.factor import FactorKind, Rule
+from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.microbatch.flow.states import (
@@ -219,35 +219,28 @@ def _on_cuts(item: FlatOp, states: Sequence[State]) -> Ran | Needs:
         i for i, spot in spots.items() if spot is None or not is_free(rule, spot.factor)
     ]
     if stuck:
-        return Needs(tuple(stuck), _coupling(item, rule, [spots[i] for i in stuck]))
+        at = [spot for i in stuck if (spot := spots[i]) is not None]
+        found = {rule.factors[spot.factor].kind for spot in at}
+        if item.op.traits.kind is OpKind.MOVEMENT:
+            why = "it takes rows of the batch by their position, or moves them"
+        elif FactorKind.INDEX in found:
+            why = "it looks up rows of the batch"
+        elif FactorKind.HALO in found:
+            why = "a window slides over the batch"
+        else:
+            why = "its rows need one another"
+        return Needs(tuple(stuck), why)
     kinds = sorted({spot for spot in spots.values() if spot})
     if len(kinds) > 1:
-        return Needs(_others(cuts, spots), "two of its dims are the batch")
+        # Those of one dim stay sliced; others are read in full, where they are cheap.
+        costly = {i for i, s in cuts.items() if s.cheap is None or s.cheap > s.phase}
+        kept = spots[min(costly)] if costly else spots[max(cuts)]
+        others = tuple(i for i in cuts if spots[i] != kept)
+        is_costly = not costly.isdisjoint(others)
+        return Needs(
+            tuple(cuts) if is_costly else others, "two of its dims are the batch"
+        )
     return _at(item, states, kinds[0])
-
-
-def _coupling(item: FlatOp, rule: Rule, spots: Sequence[FactorSpan | None]) -> str:
-    kinds = {rule.factors[s.factor].kind for s in spots if s is not None}
-    if item.op.traits.kind is OpKind.MOVEMENT:
-        return "it takes rows of the batch by their position, or moves them"
-    if FactorKind.INDEX in kinds:
-        return "it looks up rows of the batch"
-    if FactorKind.HALO in kinds:
-        return "a window slides over the batch"
-    return "its rows need one another"
-
-
-def _others(
-    cuts: dict[int, RowsState], spots: dict[int, FactorSpan | None]
-) -> tuple[int, ...]:
-    """Return the operands to read in full, as they are cheap, or else all of them.
-
-    The other operands stay sliced.
-    """
-    costly = {i for i, s in cuts.items() if s.cheap is None or s.cheap > s.phase}
-    kept = spots[min(costly)] if costly else spots[max(cuts)]
-    others = tuple(i for i in cuts if spots[i] != kept)
-    return tuple(cuts) if costly & set(others) else others
 
 
 def _at(item: FlatOp, states: Sequence[State], spot: FactorSpan) -> Ran | Needs:

@@ -40,7 +40,7 @@ from rhino_jax.passes.microbatch.flow.states import (
     is_outside,
     is_sorted,
 )
-from rhino_jax.rewrite.flat import FlatOp, FlatProgram
+from rhino_jax.rewrite.flat import FlatOp
 
 
 class NeedsOrderOfAll(Exception):
@@ -55,25 +55,18 @@ class NeedsOrderOfAll(Exception):
         self.keys = keys
 
 
-@dataclass(slots=True)
-class Orders:
+@dataclass(slots=True, kw_only=True)
+class Orders(Evaluation):
     """The sorts of a program that each micro-batch does by itself.
 
     Attributes:
-      known: what is computed from positions and keys alone.
       sizes: size of the batch, and limits on cheap values.
       of_all: ids of the keys whose sorts take all rows at once.
     """
 
-    known: Evaluation
     sizes: DimSizes
     of_all: set[int] = field(default_factory=set)
     _num_sorted: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def flat(self) -> FlatProgram:
-        """The program."""
-        return self.known.flat
 
     def run(self, item: FlatOp, states: Sequence[State]) -> Ran | Needs:
         """Return how an op without regions runs, or the operands that it needs in full.
@@ -103,7 +96,7 @@ class Orders:
             return None
         if not item.eqn.params["is_stable"]:
             return None
-        root = self.known.root(item.operands[0])
+        root = self.root(item.operands[0])
         if root in self.of_all or self.flat.program.values[item.operands[0]].rank != 1:
             return None
         self._num_sorted[root] = key.span.size * key.span.inner
@@ -133,12 +126,12 @@ class Orders:
             made = RowsState(span, phase, order=order)
             use = state
             if isinstance(state, WholeState) and is_outside(state):
-                whole = self.known.evaluated(value, {})
+                whole = self.evaluated(value, {})
                 if whole is None or not np.array_equal(whole, np.arange(whole.size)):
                     return None
                 at = Positions(
                     positions_in,
-                    self.known.table(whole[self.known.places(span)]),
+                    self.table(whole[self.places(span)]),
                 )
                 use, made = replace(made, order=None, at=at), replace(made, at=at)
             elif not isinstance(state, RowsState) or state.span != span:
@@ -197,8 +190,8 @@ class Orders:
         step, left = divmod(count, max(size, 1))
         if spot is None or not is_index or left or size % rows:
             return None
-        table = self.known.tables[where.table].reshape(-1)
-        expected = self.known.places(AxisSpan(0, rows, inner=count // rows))
+        table = self.tables[where.table].reshape(-1)
+        expected = self.places(AxisSpan(0, rows, inner=count // rows))
         if not np.array_equal(table, expected // max(step, 1)):
             return None
         held = AxisSpan(dim, rows, inner=size // rows)
@@ -230,7 +223,7 @@ class Orders:
         """Return the state in which a value is read whose rows have to be in an order;
         None where they are not."""
         if isinstance(state, WholeState) and is_outside(state):
-            is_any = order is None or self.known.is_even(value, span)
+            is_any = order is None or self.is_even(value, span)
             return RowsState(span, is_own=state.is_own) if is_any else None
         if not isinstance(state, RowsState) or state.at is not None:
             return None
@@ -239,15 +232,15 @@ class Orders:
     def _written(self, item: FlatOp, index: RowsState) -> Positions | None:
         """Return the positions that a scatter of 0, 1, 2, … at positions writes: where
         each row went. None for other scatters."""
-        rows = self.known.evaluated(item.operands[2], {})
+        rows = self.evaluated(item.operands[2], {})
         if rows is None or index.at is None or index.at.order is not None:
             return None
-        at = self.known.tables[index.at.table].reshape(-1)
+        at = self.tables[index.at.table].reshape(-1)
         if not np.array_equal(rows, np.arange(rows.size)):
             return None
-        if not np.array_equal(at, self.known.places(index.span)):
+        if not np.array_equal(at, self.places(index.span)):
             return None
-        return Positions(index.order, self.known.table(at.astype(rows.dtype)))
+        return Positions(index.order, self.table(at.astype(rows.dtype)))
 
     def _grouped(self, item: FlatOp, states: Sequence[State]) -> Ran | None:
         """Return how sorted rows are multiplied, each by the matrix of its group."""
@@ -289,8 +282,8 @@ class Orders:
             and key.span.outer == 1
             and all(isinstance(s, WholeState) for s in states[1:])
         ):
-            table = self.known.tables[key.at.table]
-            if np.array_equal(table, self.known.places(key.span)):
+            table = self.tables[key.at.table]
+            if np.array_equal(table, self.places(key.span)):
                 found = self._ordered(item, states, key.span, None, key.order)
                 if found is not None:
                     at = replace(key.at, order=None)
@@ -308,7 +301,7 @@ class Orders:
                 continue
             if isinstance(state, RowsState):
                 orders.add(state.order)
-            elif not self.known.is_even(value, use.span):
+            elif not self.is_even(value, use.span):
                 orders.add(None)
         if len(orders) != 1 or any(isinstance(s, Partial) for s in states):
             raise _needs(states)
@@ -351,17 +344,17 @@ class Orders:
           NeedsOrderOfAll: they depend on other values, too.
         """
         env = {
-            v: self.known.tables[s.at.table]
+            v: self.tables[s.at.table]
             for v, s in zip(item.operands, states, strict=True)
             if isinstance(s, RowsState) and s.at is not None
         }
         orders = {s.at.order for s in states if isinstance(s, RowsState) and s.at}
         if not env:
             return [None] * len(item.results)
-        made = self.known.results(item, ran, env) if len(orders) == 1 else None
+        made = self.results(item, ran, env) if len(orders) == 1 else None
         if made is not None:
             (order,) = orders
-            return [Positions(order, self.known.table(x)) for x in made]
+            return [Positions(order, self.table(x)) for x in made]
         # What is equal for all rows, as a check of bounds, is no position.
         if any((x != x.ravel()[:1]).any() for x in env.values()):
             raise _needs(states)
@@ -371,7 +364,7 @@ class Orders:
         """Return how an op runs, with the keys that its partial sums count."""
         values = self.flat.program.values
         results = tuple(
-            replace(state, counts=self.known.counts(value, ran))
+            replace(state, counts=self.counts(value, ran))
             if isinstance(state, Partial)
             and state.reducer == "sum"
             and values[value].rank == 1
