@@ -61,7 +61,7 @@ CODE_TOKENS = {
     "passes": 96_600,
     "pipeline": 32_300,
     "plan": 19_100,
-    "planner": 94_900,
+    "planner": 90_700,
     "recipes": 4_100,
     "rewrite": 6_600,
     "runtime": 49_600,

@@ -306,8 +306,8 @@ def _solve(
     ]
 
     def again(spec: Spec, held: SearchResult) -> SearchResult:
-        asked = replace(held.request, level=request.level)
-        return search_again(held, asked, progress=report)
+        asked = replace(held.request, level=request.level, progress=report)
+        return search_again(held, asked)
 
     def rank(held: SearchResult | None) -> float:
         return math.inf if held is None else held.step_s

@@ -275,7 +275,7 @@ def held_in(
         output_pins={**request.output_pins, **dict.fromkeys(place.outputs, spec)},
         value_pins={**request.value_pins, **dict.fromkeys(place.values, pin)},
     )
-    return search_held(found, request, progress=report)
+    return search_held(found, replace(request, progress=report))
 
 
 def steps_held(

@@ -93,8 +93,8 @@ def recipe(plan: PlanData, name: str) -> PlanData:
             * plan.is_one_program,
         )
     solved = origin.solved_for(plan)
-    search = _now(solved.typed_search)
-    found = plan_of_recipe(solved.typed, search.request, name)
+    search = _now(solved.recipes.search)
+    found = plan_of_recipe(solved.recipes.found, search.request, name)
     return origin.finished(search.told(found), plan, origin.plan_options, None)
 
 

@@ -6,7 +6,7 @@ Out: a `plan.plan.PlanData`, which `explain.plan` shows, or several of them.
 Order: `decision` (the user's, or open; the record of one), `search` (one program on
 meshes), `variant_search` (its variants, and the least gain), `deferred_reductions`,
 `variants`, `least_memory` and `cuts` (choice of a variant), `staging` (stages),
-`forms`, `corrected` (costs corrected by compiled plans) and `learnt` (which are kept),
+`forms`, `corrected` (costs corrected by compiled plans),
 `per_microbatch` (places by name), `notes` (ops without a rule, arguments), `like`
 (layouts fixed by another plan), `meshes`, `searched` (one mesh or stages), `options`
 (one program planned), `origin` (planning again from a plan); `joint` (programs that

@@ -27,10 +27,11 @@ from rhino_jax.errors import HardwareError, InfeasiblePlanError
 from rhino_jax.model.build import sharding_of
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import CUT_BY_CLOCK
+from rhino_jax.planner.decision import noted
 from rhino_jax.planner.search.candidates import PlanCandidate
 from rhino_jax.planner.search.carried import repriced
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.variant_search import Search, Solved
+from rhino_jax.planner.variant_search import Search, Solved, VariantCandidate
 from rhino_jax.units import format_seconds
 from rhino_jax.verify.hlo.records import Reading
 from rhino_jax.verify.matching.division import op_times
@@ -111,10 +112,16 @@ def corrected_plan(search: Search, plan_by: Callable[[Search], PlanData]) -> Pla
             plan = plan_by(asked)
         except InfeasiblePlanError:
             break
-        if plan.predicted.step_time_s > (1 - MIN_EXPECTED_GAIN) * _now_s(seen, asked):
+        fitting = [x for x in seen if x[1].is_fitting]
+        now_s = math.inf
+        if fitting:  # The step of the fastest, with the search's corrections.
+            best, figures = min(fitting, key=lambda x: x[1].compiled_s)
+            found = repriced(best.plan.origin.found, asked.request)
+            now_s = figures.compiled_s if found is None else found.step_s
+        if plan.predicted.step_time_s > (1 - MIN_EXPECTED_GAIN) * now_s:
             break
     if not seen:
-        return replace(first, notes=(*first.notes, *notes))
+        return noted(first, *notes)
     best, more = fastest_of(seen)
     (compiled, mine), *_ = (
         (figures, known)
@@ -133,17 +140,6 @@ def corrected_plan(search: Search, plan_by: Callable[[Search], PlanData]) -> Pla
     )
 
 
-def _now_s(seen: Seen, search: Search) -> float:
-    """Return the predicted step of the fastest candidate that fits, with a search's
-    corrections, in seconds; infinite where none fits."""
-    fitting = [x for x in seen if x[1].is_fitting]
-    if not fitting:
-        return math.inf
-    best, figures = min(fitting, key=lambda x: x[1].compiled_s)
-    found = repriced(best.plan.origin.found, search.request)
-    return figures.compiled_s if found is None else found.step_s
-
-
 def _name(corrections: CostCorrections) -> str:
     return f"corrected by {corrections}" if corrections.programs else "as estimated"
 
@@ -158,9 +154,8 @@ def measured(
       plan: the plan.
       program: its compiled program, which fits.
     """
-    best, compiled = found.solved[0], program.reading.compiled
-    labels, model = best.solution.labels, best.mesh_problem.model
-    assert labels is not None
+    best, compiled = found.best, program.reading.compiled
+    labels, model = best.labels, best.model
     factors = CostFactors.of(found.request.corrections)
     estimated: dict[tuple[OpKey, str], float] = defaultdict(float)
     corrected_s = 0.0
@@ -218,9 +213,8 @@ def _communication(
     and copies between layouts, C, with them, at a factor f those exposed take the
     larger of f (T - H) - C and f T - B.
     """
-    best, compiled = found.solved[0], reading.compiled
-    overlap, labels = best.mesh_problem.overlap, best.solution.labels
-    assert labels is not None
+    best, compiled = found.best, reading.compiled
+    overlap, labels = best.mesh_problem.overlap, best.labels
     known = found.request.corrections.communication
     total_s = sum(c.seconds for c in plan.collectives) / known
     if not total_s:
@@ -258,7 +252,7 @@ def with_corrections(
             plan,
             **{name: getattr(made, name) for name in (*changed, "stages")},
             lines={**plan.lines, **made.lines},
-            recipes=after.typed.recipes(),
+            recipes=after.recipes.found.recipes(),
             origin=after,
         )
     step = format_seconds(plan.predicted.step_time_s)
@@ -267,11 +261,11 @@ def with_corrections(
 
 
 def _repriced(solved: Solved, corrections: CostCorrections) -> Solved | None:
-    search = solved.search.asking(corrections=corrections)
-    found = typed = repriced(solved.found, search.request)
-    typed_search = solved.typed_search.asking(corrections=corrections)
-    if solved.typed is not solved.found:
-        typed = repriced(solved.typed, typed_search.request)
-    if found is None or typed is None:
-        return None
-    return Solved(search, found, typed_search, typed)
+    known: list[VariantCandidate] = []
+    for one in dict.fromkeys([solved.own, solved.recipes]):
+        search = one.search.asking(corrections=corrections)
+        found = repriced(one.found, search.request)
+        if found is None:
+            return None
+        known.append(replace(one, search=search, found=found))
+    return Solved(known[0], known[-1])

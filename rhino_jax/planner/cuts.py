@@ -26,6 +26,7 @@ from rhino_jax.passes.microbatch import cut_in
 from rhino_jax.passes.program_pass import ChoiceLimits, Gain
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
+from rhino_jax.planner.decision import noted
 from rhino_jax.planner.deferred_reductions import with_deferred_reductions
 from rhino_jax.planner.least_memory import LeastMemory, error_of
 from rhino_jax.planner.per_microbatch import notes_of_microbatches
@@ -33,8 +34,8 @@ from rhino_jax.planner.variant_search import (
     MIN_LAYOUT_GAIN,
     Search,
     Solved,
+    VariantCandidate,
     Variants,
-    briefly,
 )
 from rhino_jax.planner.variants import Explorer, trials
 from rhino_jax.utils.gc import no_garbage_collection
@@ -49,23 +50,27 @@ def best_stored(search: Search) -> Search:
       search: the search of the user's program.
     """
     plain = replace(search, refine=0)
-    first = briefly(plain)
+    first = plain.brief.find()
     axes = first.plan().mesh_axes if first.fits else search.meshes[-1]
     plain = plain.on(axes)
-    variants = Variants(plain, min_gain=MIN_LAYOUT_GAIN)
-    variants.add("baseline", (), plain, first)
+    variants = Variants(search=plain, min_gain=MIN_LAYOUT_GAIN)
+    variants.begin(VariantCandidate(plain, first))
     # Of layouts of equal cost, the one with the longest runs of columns is taken.
     limits = ChoiceLimits(counts=plain.counts())
     for stored in search.choices(BLOCKS, limits):
-        variants.plan("interleaved storage", [stored])
-    best = min(variants.tried[1:], key=lambda t: t.step_s, default=None)
-    if best is None:
+        variants.variant("interleaved storage", [stored])
+    written, *others = variants.tried
+    if not others:
         return search
     if search.request.level != "fast":
         # A fast search misses more than interleaved storage often gains.
-        pair = variants.tried[0], best
-        variants.tried = [replace(t, found=t.search.find()) for t in pair]
-    best = variants.fastest()
+        pair = written, min(others, key=lambda t: t.step_s)
+        variants.plans = {
+            option: replace(one, found=one.search.find())
+            for option, one in variants.plans.items()
+            if one in pair
+        }
+    best = variants.taken()
     return search.after(best.done) if best.done and best.found.fits else search
 
 
@@ -80,7 +85,7 @@ def with_storage_note(plan: PlanData) -> PlanData:
         f" {blocks} along dim {dim}: plan.put takes them as written, plan.as_written"
         " gives them so."
     )
-    return replace(plan, notes=(*plan.notes, note))
+    return noted(plan, note)
 
 
 IN_BLOCKS = "blocks"
@@ -100,46 +105,44 @@ def best_cut(search: Search) -> PlanData:
         search = best_stored(search)
     elif not isinstance(search.storage, str) and (as_before := as_text(search.storage)):
         search = search.after([Transform(BLOCKS, 0, 0, as_before)])
-    search, microbatches = as_requested(search), search.options.microbatches
+    search = as_requested(search)
+    microbatches = search.options.microbatches
     if isinstance(microbatches, int) and microbatches > 1:
         search = search.after([cut_in(microbatches, search.options.per_microbatch)])
     written, search = search, replace(search, refine=0)
-    found = first = search.find()
     # The recipes are those of the user's program, where that fits.
-    typed_search, typed = search, first
-    variants: tuple[Variant, ...] = ()
-    explorer = Explorer(search, written=first)
+    own = recipes = first = VariantCandidate(search, search.find())
+    fits, variants = first.found.fits, tuple[Variant, ...]()
+    explorer = Explorer(search=search, written=first)
     saving = (t for _, t in trials() if t.gain is Gain.MEMORY)
-    if not first.fits and any(map(search.may, saving)):
-        least = LeastMemory(search)
+    if not fits and any(map(search.may, saving)):
+        least = LeastMemory(search=search)
         if not least.fits():
-            raise error_of(least, least.best())
-        explorer.least = least.best
+            raise error_of(least)
+        explorer.least = least.smallest
     if explorer.has_more:
-        search, found = explorer.best()
-        if not first.fits:
-            typed_search, typed = search, found
-        variants = explorer.records()
-    if found.fits:
-        search, found = with_deferred_reductions(search, found)
+        own, variants = explorer.explored()
+        recipes = recipes if fits else own
+    if own.found.fits:
+        own = with_deferred_reductions(own)
     if written.refine:
-        plan = _fastest_compiled(
-            written if first.fits else None, search, written.refine
-        )
+        # Plain recipes are among the plans, also of the user's program.
+        searches = [replace(own.search.asking(has_recipes=True), refine=written.refine)]
+        if fits and written.transforms != own.search.transforms:
+            searches.append(written)
+        plan = min((s.plan() for s in searches), key=_compiled_s)
     else:
-        plan = replace(search.plan(found), recipes=typed.recipes())
+        plan = replace(own.search.plan(own.found), recipes=recipes.found.recipes())
+        plan = replace(plan, origin=Solved(own, recipes).alone())
     # Variants are planned on the mesh of the first plan, where that fits.
-    meshes = plan.meshes or first.compared
-    notes = (*plan.notes, *_notes(search, plan, microbatches))
-    plan = replace(plan, variants=variants, meshes=meshes, notes=notes)
-    if not written.refine:
-        solved = Solved(search, found, typed_search, typed)
-        plan = replace(plan, origin=solved.alone())
-    return with_storage_note(plan)
+    meshes = plan.meshes or first.found.compared
+    plan = noted(plan, *_notes(search, plan))
+    return with_storage_note(replace(plan, variants=variants, meshes=meshes))
 
 
-def _notes(search: Search, plan: PlanData, microbatches: int | str) -> tuple[str, ...]:
+def _notes(search: Search, plan: PlanData) -> tuple[str, ...]:
     """Return a plan's notes on its micro-batches and loops."""
+    microbatches = search.options.microbatches
     notes = notes_of_microbatches(search.traced, plan.transforms)
     if any(t.name == UNROLL for t in plan.transforms):
         notes += (
@@ -167,19 +170,8 @@ def as_requested(search: Search) -> Search:
     return search.after(done) if done else search
 
 
-def _fastest_compiled(
-    written: Search | None, chosen: Search, refine: int | str
-) -> PlanData:
-    """Return the plan that the compiler makes fastest: of the plans of the variant that
-    is predicted to be fastest, and of the user's program where it fits, with plain
-    recipes among them."""
-    searches = [replace(chosen.asking(has_recipes=True), refine=refine)]
-    if written is not None and written.transforms != chosen.transforms:
-        searches.append(written)
-
-    def compiled_s(plan: PlanData) -> float:
-        # The fastest candidate that fits is the plan.
-        fitting = [c.compiled_s for c in plan.refined if c.is_fitting]
-        return min(fitting, default=math.inf)
-
-    return min((s.plan() for s in searches), key=compiled_s)
+def _compiled_s(plan: PlanData) -> float:
+    """Return the seconds of the fastest compiled candidate that fits, which is the
+    plan."""
+    fitting = [c.compiled_s for c in plan.refined if c.is_fitting]
+    return min(fitting, default=math.inf)

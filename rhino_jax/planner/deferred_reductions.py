@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rhino_jax.cost.collectives import collective_s, wire_bytes
@@ -28,8 +28,8 @@ from rhino_jax.plan.decisions import Decisions
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.variant_search import (
     MIN_LAYOUT_GAIN,
-    Search,
     VariantCandidate,
+    VariantOption,
     Variants,
 )
 
@@ -50,22 +50,23 @@ class PlannedPrices(SitePrices):
 
     @cached_property
     def cuts(self) -> Mapping[int, tuple[tuple[int, ...], ...]]:
-        """Op id → the mesh axes that shard each factor of its rule."""
-        return {op.id: self._cut(op) for op in self.program.ops if op.rule}
-
-    def _cut(self, op: Op) -> tuple[tuple[int, ...], ...]:
-        """Return, for each factor of an op's rule, the mesh axes that shard it, as the
-        op reads its operands."""
-        assert op.rule is not None
-        found: dict[int, tuple[int, ...]] = {}
-        for i, layout in enumerate(op.rule.operands):
-            held = self._spec(op.operands[i])
-            spec = self.decisions.operands.get((op.id, i), held)
-            if len(spec) == len(layout):
-                for dim, axes in zip(layout, spec, strict=True):
-                    if len(dim) == 1 and axes:
-                        found[dim[0]] = axes
-        return tuple(found.get(f, ()) for f in range(len(op.rule.factors)))
+        """Op id → the mesh axes that shard each factor of its rule, as the op reads its
+        operands."""
+        found = {}
+        for op in self.program.ops:
+            if op.rule is None:
+                continue
+            axes_of: dict[int, tuple[int, ...]] = {}
+            for i, layout in enumerate(op.rule.operands):
+                held = self._spec(op.operands[i])
+                spec = self.decisions.operands.get((op.id, i), held)
+                if len(spec) == len(layout):
+                    for dim, axes in zip(layout, spec, strict=True):
+                        if len(dim) == 1 and axes:
+                            axes_of[dim[0]] = axes
+            every = range(len(op.rule.factors))
+            found[op.id] = tuple(axes_of.get(f, ()) for f in every)
+        return found
 
     def _spec(self, value: int) -> Spec:
         rank = self.program.values[value].rank
@@ -117,63 +118,51 @@ def sites_of(program: Program, found: SearchResult, target: Target) -> list[Site
     return sites(program, PlannedPrices(program, mesh.sizes, decisions, mesh, target))
 
 
-def with_deferred_reductions(
-    search: Search, found: SearchResult
-) -> tuple[Search, SearchResult]:
+def with_deferred_reductions(written: VariantCandidate) -> VariantCandidate:
     """Plan with deferred reductions, where that is predicted to be faster.
 
     Reductions of the given plan are deferred where it has them; those of loops in any
     case, since a plan that reduces in every trip has none left to defer.
 
     Args:
-      search: the search of the program.
-      found: its result.
+      written: the program, searched; a plan fits.
     Returns:
-      The search of the program with deferred reductions, and its result; or the
-        arguments.
+      The program with deferred reductions, searched at the same level; or the argument.
     """
+    search, found = written.search, written.found
     program, sizes = search.running.program, [size for _, size in found.mesh_axes]
-    fast = found.at_fast
     variants = Variants(
-        search.on(found.mesh_axes).asking(has_recipes=False), min_gain=MIN_LAYOUT_GAIN
+        search=search.on(found.mesh_axes).asking(has_recipes=False),
+        min_gain=MIN_LAYOUT_GAIN,
     )
-    written = variants.add("baseline", (), search, fast)
-    _plan(variants, sites_of(program, fast, search.target))
-    supposed = _plan(variants, accumulated(program, [math.prod(sizes)]))
+    brief = variants.begin(replace(written, found=found.at_fast, done=()))
+
+    def plan(sites: Sequence[Site]) -> VariantCandidate | None:
+        """Plan with the reductions of some sites deferred; None where nothing fits,
+        where they are estimated to save less than a variant must gain, or were tried
+        before."""
+        text = as_text(site.group for site in sites)
+        done = (Transform(DEFERRED_REDUCTIONS, 0, 0, text),)
+        option = VariantOption("deferred reductions", done)
+        least_s = variants.min_gain * brief.step_s
+        if option in variants.plans or sum(s.saved_s for s in sites) < least_s:
+            return None
+        found = variants.plan(option)
+        return found if found is not None and found.found.fits else None
+
+    plan(sites_of(program, brief.found, search.target))
+    supposed = plan(accumulated(program, [math.prod(sizes)]))
     if supposed is not None:
         used = _axes_of_pieces(supposed, math.prod(sizes))
         if 0 < math.prod(sizes[a] for a in used) < math.prod(sizes):
-            _plan(variants, accumulated(program, [sizes[a] for a in used]))
+            plan(accumulated(program, [sizes[a] for a in used]))
     # What level "fast" takes is searched in any case, so that no level is worse.
-    taken = [variants.fastest()]
-    if not found.is_same_choice(fast):
-        _plan(variants, sites_of(program, found, search.target))
-        taken.append(variants.fastest())
-    best = (search, found)
-    for one in dict.fromkeys(taken):
-        if one is not written:
-            further = one.search, one.search.again(one.found)
-            best = min(best, further, key=lambda f: f[1].step_s)
-    return best
-
-
-def _plan(variants: Variants, sites: Sequence[Site]) -> VariantCandidate | None:
-    """Plan a variant with the reductions of some sites deferred.
-
-    Returns:
-      The variant; None where nothing fits, where the sites are estimated to save less
-        than a variant must gain, or were tried before.
-    """
-    written = variants.tried[0]
-    if sum(s.saved_s for s in sites) < variants.min_gain * written.step_s:
-        return None
-    done = (
-        Transform(DEFERRED_REDUCTIONS, 0, 0, as_text(site.group for site in sites)),
-    )
-    if any(t.done == done for t in variants.tried):
-        return None
-    found = variants.plan("deferred reductions", done)
-    return found if found is not None and found.found.fits else None
+    taken = [variants.taken()]
+    if not found.is_same_choice(brief.found):
+        plan(sites_of(program, found, search.target))
+        taken.append(variants.taken())
+    further = [one.again() for one in dict.fromkeys(taken) if one is not brief]
+    return min([written, *further], key=lambda one: one.step_s)
 
 
 def _axes_of_pieces(variant: VariantCandidate, count: int) -> tuple[int, ...]:

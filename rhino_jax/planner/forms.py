@@ -7,17 +7,16 @@ together: the plans are as many as there are further forms, and two.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from rhino_jax.errors import InfeasiblePlanError, PinError, TraceError
+from rhino_jax.errors import PinError, TraceError
 from rhino_jax.frontend.forms.calls import CallSite, reason_of
 from rhino_jax.ir.transform import FORMS, chosen
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
-from rhino_jax.planner.decision import Decision
-from rhino_jax.planner.variant_search import MIN_GAIN, Search
+from rhino_jax.planner.decision import Decision, noted, row_of
+from rhino_jax.planner.variant_search import Search
 
 
 MAX_PLANS = 16
@@ -54,28 +53,23 @@ def in_best_forms(search: Search, plan: Callable[[Search], PlanData]) -> PlanDat
         }
         return plan(search.after([chosen(FORMS, others)]) if others else search)
 
-    decision = Decision(make, (Exception,))
+    deadline = search.request.deadline
+    decision = Decision(make, (Exception,), deadline=deadline, most=MAX_PLANS)
     _plan(decision, first)
     best = dict(first)
     for call in calls:
         key = call.site.key
         tried = {form: _with(first, key, form) for form in call.usable}
         for choice in tried.values():
-            if _may_plan(decision, search):
-                _plan(decision, choice)
+            _plan(decision, choice)
         best[key] = min(tried, key=lambda form: _rank(decision, tried[form]))
-    if _may_plan(decision, search):
-        _plan(decision, tuple(best.items()))
+    _plan(decision, tuple(best.items()))
     if not decision.plans:
         raise decision.left[first]
-    taken = min(decision.plans, key=decision.seconds)
-    if first in decision.plans:
-        enough_s = (1 - MIN_GAIN) * decision.seconds(first)
-        taken = taken if decision.seconds(taken) < enough_s else first
-    return _reported(decision, calls, first, taken)
+    return _reported(decision, calls, first)
 
 
-def _plan(decision: Decision[Choice], choice: Choice) -> None:
+def _plan(decision: Decision[Choice, PlanData], choice: Choice) -> None:
     """Plan a choice; of the plans so far, only the fastest keeps its problem, which is
     large."""
     decision.plan(choice)
@@ -89,18 +83,11 @@ def _with(choice: Choice, key: str, form: str) -> Choice:
     return tuple((k, form if k == key else f) for k, f in choice)
 
 
-def _may_plan(decision: Decision[Choice], search: Search) -> bool:
-    """Whether limits leave room for another plan."""
-    count = len(decision.plans) + len(decision.left)
-    return count < MAX_PLANS and time.monotonic() < search.request.deadline
-
-
-def _rank(decision: Decision[Choice], choice: Choice) -> tuple[float, float]:
+def _rank(decision: Decision[Choice, PlanData], choice: Choice) -> tuple[float, float]:
     """Return seconds and peak, to compare choices of which none may fit."""
     if choice in decision.plans:
         return decision.seconds(choice), 0.0
-    error = decision.left.get(choice)
-    peak = error.smallest_peak_bytes if isinstance(error, InfeasiblePlanError) else None
+    peak = getattr(decision.left.get(choice), "smallest_peak_bytes", None)
     return math.inf, math.inf if peak is None else peak
 
 
@@ -141,10 +128,11 @@ class UsableForms:
 
 
 def _reported(
-    decision: Decision[Choice], calls: list[UsableForms], first: Choice, taken: Choice
+    decision: Decision[Choice, PlanData], calls: list[UsableForms], first: Choice
 ) -> PlanData:
-    """Return a plan with what each other form would have cost."""
-    plan = decision.plans[taken]
+    """Return the plan that is taken, with what each other form would have cost."""
+    plan = decision.taken()
+    (taken,) = (choice for choice, other in decision.plans.items() if other is plan)
     notes: list[str] = []
     names: list[str] = []
     rows: list[Variant] = []
@@ -155,7 +143,7 @@ def _reported(
             if (found := decision.plans.get(choice)) is not None:
                 told.append(f"{other} {decision.text(choice)}")
                 if other != form:
-                    rows.append(_row(f"{place} as {other}", found))
+                    rows.append(row_of(f"{place} as {other}", found))
             elif (error := decision.left.get(choice)) is not None:
                 told.append(f"{other}: {reason_of(error)}")
             else:
@@ -165,10 +153,5 @@ def _reported(
         notes.append(f"{place} runs as {form!r} ({'; '.join(told)}).")
     own = plan.variants
     if rows and not own:
-        own = (replace(_row(", ".join(names), plan), is_chosen=True),)
-    return replace(plan, notes=(*plan.notes, *notes), variants=(*own, *rows))
-
-
-def _row(name: str, plan: PlanData) -> Variant:
-    cost = plan.predicted
-    return Variant(name, cost.step_time_s, cost.peak_bytes)
+        own = (row_of(", ".join(names), plan, is_chosen=True),)
+    return replace(noted(plan, *notes), variants=(*own, *rows))

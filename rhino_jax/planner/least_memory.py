@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.errors import (
@@ -28,9 +28,11 @@ from rhino_jax.planner.search.driver import (
     find_minimum_memory,
     refused,
 )
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.remat.candidates import candidates_of
 from rhino_jax.planner.search.remat.choice import smallest_peak
 from rhino_jax.planner.variant_search import (
+    Search,
     VariantCandidate,
     Variants,
     nothing_fits,
@@ -51,50 +53,52 @@ batch can be split."""
 Passes = tuple[Transform, ...]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False, kw_only=True)
 class LeastMemory(Variants):
     """Search for the variant with the smallest peak; each is planned for that.
 
     Attributes:
-      left: plans the variants that are left, with pauses.
+      left_to_plan: plans the variants that are left, with pauses.
       refused: why the batch cannot be split into micro-batches; None: it can, or this
         is unknown yet.
     """
 
-    left: Iterator[None] = field(init=False)
+    find: Callable[[Search], SearchResult] = lambda search: find_minimum_memory(
+        search.running.program, search.meshes, search.target, search.request
+    )
+    left_to_plan: Iterator[None] = field(init=False)
     refused: MicrobatchError | None = None
 
     def __post_init__(self) -> None:
-        self.find = lambda search: find_minimum_memory(
-            search.running.program, search.meshes, search.target, search.request
-        )
-        self.left = self._each()
+        Variants.__post_init__(self)
+        self.rank = lambda variant: (variant.peak_bytes,)
+        self.left_to_plan = self._each()
 
-    def best(self) -> VariantCandidate:
+    def smallest(self) -> VariantCandidate:
         """Return the variant with the smallest peak."""
-        deque(self.left, maxlen=0)
-        return min(self.tried, key=lambda t: t.peak_bytes)
+        deque(self.left_to_plan, maxlen=0)
+        return self.fastest()
 
     def fits(self) -> bool:
         """Whether any variant fits the budget; the search pauses at the first."""
         budget = self.search.request.memory_budget_bytes
 
         def has_one() -> bool:
-            return any(t.found.solved[0].solution.peak <= budget for t in self.tried)
+            return any(t.peak_bytes <= budget for t in self.tried)
 
-        return any(has_one() for _ in self.left) or has_one()
+        return any(has_one() for _ in self.left_to_plan) or has_one()
 
     def _each(self) -> Iterator[None]:
         """Plan the variants, with pauses."""
-        self.plan("baseline")
-        (written,) = self.tried
+        written = self.variant("baseline", ())
+        assert written is not None
         yield
         self.meshes = written.found.meshes[:MAX_MESHES]
         for done in self._recomputed(written):
-            before = len(self.tried)
+            before = len(self.plans)
             yield from self._cut(done)
-            if before == len(self.tried) and done:
-                self.plan(_name(done), done)
+            if before == len(self.plans) and done:
+                self.variant(_name(done), done)
             yield
         for each, trial in trials(TrialKind.WHILE_BETTER):
             if trial.gain is Gain.MEMORY:
@@ -103,19 +107,18 @@ class LeastMemory(Variants):
     def _recomputed(self, written: VariantCandidate) -> Iterator[Passes]:
         """Yield passes without micro-batches: none, and remat that saves least."""
         yield ()
-        if not self._may(RECOMPUTE):
-            return
         every = [(), tuple(self.search.tries(UN_REMAT))]
         for before in dict.fromkeys(every):
-            kept = self.plan("no remat", before) if before else written
+            kept = self.variant("no remat", before) if before else written
             if kept and (least := self._least_of(kept)):
                 yield (*before, *least)
 
     def _least_of(self, kept: VariantCandidate) -> Passes:
         """Return the remat of a variant that saves least; empty for none."""
-        if not self._may(RECOMPUTE):
+        trial = PASSES[RECOMPUTE].trial
+        if trial is None or not self.search.may(trial):
             return ()
-        least = smallest_peak(candidates_of(kept.found.solved[0]))
+        least = smallest_peak(candidates_of(kept.found.best))
         return (as_pass(least),) if least else ()
 
     def _cut(self, before: Passes) -> Iterator[None]:
@@ -128,56 +131,57 @@ class LeastMemory(Variants):
         except MicrobatchError as error:
             self.refused = error
             return
-        last: VariantCandidate | None = None
+        last = math.inf
         for count in reversed(cuts):
             done = (*before, count)
-            cut = self.plan(_name(done), done)
-            if cut is None or (last is not None and cut.peak_bytes >= last.peak_bytes):
+            cut = self.variant(_name(done), done)
+            if cut is None or cut.peak_bytes >= last:
                 return
             yield
-            last = cut
-
-    def _may(self, name: str) -> bool:
-        """Whether the planner may try a pass."""
-        trial = PASSES[name].trial
-        return trial is not None and self.search.may(trial)
+            last = cut.peak_bytes
 
     def _try_last(self, name: str, trial: Trial) -> None:
         """Try the best variant so far with the last choice of a pass, such as a loss in
         the most chunks."""
-        best = min(self.tried, key=lambda t: t.peak_bytes)
+        best = self.fastest()
         cuts = [t for t in best.search.transforms if t.name == MICROBATCHES]
         for chunks in self.search.tries(name, best.peak_bytes)[-1:]:
             label = trial.label(chunks)
-            kept = self.plan(label, [chunks])
+            kept = self.variant(label, [chunks])
             if kept is None:
                 return
             least = self._least_of(kept)
             if cuts or least:
                 done = (chunks, *least, *cuts)
-                self.plan(f"{_name(done)}, {label}", done)
+                self.variant(f"{_name(done)}, {label}", done)
 
-    def freed(self) -> tuple[tuple[str, ...], LeastMemory] | None:
-        """Return the places whose sums must be taken over each micro-batch to make the
-        batch divisible, and the search of the variants that this allows; None where no
-        such places are known."""
+    def freeing(self) -> list[str]:
+        """Return the keyword by which sums are taken over each micro-batch, so that the
+        batch can be split, where that lowers the peak."""
         options, refused = self.search.options, self.refused
         places, running = options.per_microbatch, self.search.running
         for _ in range(MAX_PLACES):
             more = refused.places if isinstance(refused, CoupledBatchError) else ()
             if not {*more} - {*places}:
-                return None
+                return []
             places = (*dict.fromkeys([*places, *more]),)
             found = may_cut(
                 running.closed_jaxpr, running.program, 2, per_microbatch=places
             )
             if not isinstance(found, MicrobatchError):
                 free = replace(options, microbatches=AUTO, per_microbatch=places)
-                freely = LeastMemory(replace(self.search, options=free))
-                freely.best()
-                return places, freely
+                freely = LeastMemory(search=replace(self.search, options=free))
+                lower = freely.smallest().peak_bytes
+                if lower >= self.fastest().peak_bytes:
+                    return []
+                names = repr(places[0]) if len(places) == 1 else repr(places)
+                return [
+                    "take these sums over each micro-batch:"
+                    f" per_microbatch={names} (smallest peak then"
+                    f" {format_bytes(lower)})"
+                ]
             refused = found
-        return None
+        return []
 
 
 def _name(done: Sequence[Transform]) -> str:
@@ -191,21 +195,17 @@ def _name(done: Sequence[Transform]) -> str:
     return ", ".join(words)
 
 
-def error_of(least: LeastMemory, best: VariantCandidate) -> InfeasiblePlanError:
+def error_of(least: LeastMemory) -> InfeasiblePlanError:
     """Return the error of the variant with the smallest peak, with the reason why
-    further variants were refused and the keyword that allows them.
-
-    Args:
-      least: the completed search for the smallest peak.
-      best: its result.
-    """
+    further variants were refused and the keyword that allows them."""
+    best = least.smallest()
     search = best.search
     told = nothing_fits([replace(best, found=refused(best.found, search.request))])
     where, fixes = [told.where], list[str]()
     if least.refused is not None:
         couples = "; ".join(filter(None, [least.refused.where, least.refused.numbers]))
         where.append(f"no micro-batches: {least.refused.what} {couples}")
-        fixes = _freed(least, best)
+        fixes = least.freeing()
     closed = (t for _, t in trials() if t.gain is Gain.MEMORY and not search.may(t))
     open_to = sorted({f"{trial.option}='auto'" for trial in closed})
     if open_to:
@@ -225,19 +225,3 @@ def error_of(least: LeastMemory, best: VariantCandidate) -> InfeasiblePlanError:
         smallest_peak_bytes=told.smallest_peak_bytes,
         divided_peak_bytes=divided,
     )
-
-
-def _freed(least: LeastMemory, best: VariantCandidate) -> list[str]:
-    """Return the keyword that decouples the batch, where that lowers the peak."""
-    found = least.freed()
-    if found is None:
-        return []
-    places, freely = found
-    lower = min(t.peak_bytes for t in freely.tried)
-    if lower >= best.peak_bytes:
-        return []
-    names = repr(places[0]) if len(places) == 1 else repr(places)
-    return [
-        f"take these sums over each micro-batch: per_microbatch={names} (smallest peak"
-        f" then {format_bytes(lower)})"
-    ]

@@ -18,7 +18,6 @@ from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import axes_text
-from rhino_jax.ir.transform import Stored
 from rhino_jax.plan.resolved_pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.utils.keywords import brief, read_count_or, whole
@@ -62,7 +61,19 @@ def places_of(
     of_mesh = dict(axes or ()).get(STAGE_AXIS)
     if isinstance(asked, tuple):
         _check_sizes(asked, devices, on_torus)
-        return _unequal(asked, axes)
+        unit = math.gcd(*asked)
+        places = tuple(size // unit for size in asked)
+        of_mesh = (of_mesh or 1) if axes is not None else sum(places)
+        if axes is not None and of_mesh % sum(places):
+            raise StageError(
+                f"stages of {' + '.join(map(str, asked))} devices are no parts of the"
+                f" mesh along `{STAGE_AXIS}`.",
+                where="`stages=` and `mesh=`",
+                numbers=f"mesh {axes_text(axes)}",
+                fix=f'give a mesh as {{"{STAGE_AXIS}": {sum(places)}, "x": {unit}}}, or'
+                " none: rhino forms the submeshes.",
+            )
+        return tuple(n * of_mesh // sum(places) for n in places)
     if isinstance(asked, str):
         return (1,) * (of_mesh or 1)
     if axes is None and asked > devices:
@@ -126,39 +137,6 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def _unequal(sizes: tuple[int, ...], axes: MeshAxes | None) -> tuple[int, ...]:
-    unit = math.gcd(*sizes)
-    places = tuple(size // unit for size in sizes)
-    if axes is None:
-        return places
-    of_mesh = dict(axes).get(STAGE_AXIS, 1)
-    if of_mesh % sum(places):
-        asked = " + ".join(map(str, sizes))
-        raise StageError(
-            f"stages of {asked} devices are no parts of the mesh along `{STAGE_AXIS}`.",
-            where="`stages=` and `mesh=`",
-            numbers=f"mesh {axes_text(axes)}",
-            fix=f'give a mesh as {{"{STAGE_AXIS}": {sum(places)}, "x": {unit}}}, or'
-            " none: rhino forms the submeshes.",
-        )
-    return tuple(n * of_mesh // sum(places) for n in places)
-
-
-def check_in_stages(storage: str | Stored, stages: int) -> None:
-    """Refuse interleaved storage together with pipeline stages.
-
-    Raises:
-      StageError: `storage=` asks for interleaved storage, and there are several stages.
-    """
-    if storage and storage != "as written":
-        raise StageError(
-            "several stages store no fused weights in blocks.",
-            where="`storage=` and `stages=`",
-            numbers=f"{stages} stages",
-            fix="plan with storage='as written', or with stages=1.",
-        )
-
-
 def candidates(
     traced: Traced, target: Target, count: int, places: tuple[int, ...] = (1,)
 ) -> list[MeshAxes]:
@@ -199,20 +177,17 @@ def _staged(target: Target, devices: int, places: int) -> list[MeshAxes]:
 
 def _not_equal(devices: int, places: int) -> StageError:
     counts = _divisors(devices)[1:]
+    each, more = divmod(devices, places)
+    nearly_equal = [each + (stage < more) for stage in range(places)]
     return StageError(
         f"{devices} devices do not make {brief(places)} equal stages.",
         where="`stages=`",
         numbers=f"{devices} devices, {brief(places)} stages",
         fix=f"take one of {counts} stages, or the devices of each, as"
-        f" stages={_nearly_equal(devices, places)}."
+        f" stages={nearly_equal}."
         if devices >= places
         else "take fewer stages, or more devices.",
     )
-
-
-def _nearly_equal(devices: int, stages: int) -> list[int]:
-    each, more = divmod(devices, stages)
-    return [each + (s < more) for s in range(stages)]
 
 
 def own_mesh(mesh_axes: MeshAxes, places: int) -> MeshAxes:

@@ -40,13 +40,20 @@ def warn_of_uncovered(program: Program) -> None:
         key, source = (program.name, found.name), found.source
         if max(found.flops, found.bytes) <= LARGE_SHARE or key in _TOLD:
             continue
+        # Many kernels share a primitive's name.
+        advice = (
+            "Give the kernel a name, and register how it may be sharded:"
+            " rhino.register_rule('my_kernel', 'b s d, d f -> b s f')."
+            if found.name in KERNELS
+            else "Register how it may be sharded:"
+            f" rhino.register_rule({found.name!r}, 'b s d, d f -> b s f')."
+        )
         _warn(
             key,
             f"`{found.name}` has no rule, so every device computes"
             f" all of it: {format_share(found.flops)} of the FLOPs and"
             f" {format_share(found.bytes)} of the bytes that ops make"
-            f" (at {source}). {_advice(found.name)}"
-            + nearest(found.name, unmet_rules()),
+            f" (at {source}). {advice}" + nearest(found.name, unmet_rules()),
             source,
         )
 
@@ -78,19 +85,6 @@ def _warn(key: tuple[str, str], text: str, source: Source) -> None:
         RhinoWarning,
         filename=source.file or "<unknown>",
         lineno=source.line or 1,
-    )
-
-
-def _advice(name: str) -> str:
-    """Return how to give an op a rule; many kernels share a primitive's name."""
-    if name in KERNELS:
-        return (
-            "Give the kernel a name, and register how it may be sharded:"
-            " rhino.register_rule('my_kernel', 'b s d, d f -> b s f')."
-        )
-    return (
-        f"Register how it may be sharded: rhino.register_rule({name!r},"
-        " 'b s d, d f -> b s f')."
     )
 
 

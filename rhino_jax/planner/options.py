@@ -13,22 +13,30 @@ from typing import TYPE_CHECKING, Any
 from jax.sharding import Mesh
 
 from rhino_jax.cost.compute import model_flops
+from rhino_jax.cost.corrections import NO_CORRECTIONS
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import detect_target, load_target
 from rhino_jax.hardware.target import Target
+from rhino_jax.passes.apply import apply_passes
 from rhino_jax.pipeline.schedules.family import FAMILIES
 from rhino_jax.pipeline.schedules.sequence_slices import read_schedule
 from rhino_jax.plan import plan as data
-from rhino_jax.plan.files.cache import cache_key, kept, program_key
+from rhino_jax.plan.files.cache import (
+    cache_key,
+    cached_plan,
+    kept,
+    program_key,
+    store_plan,
+)
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.form_pins import without_forms
+from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.pin_trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.resolved_pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.stages import IN_ONE_PROGRAM
 from rhino_jax.plan.while_loops import read_while_trips, with_stated_trips
 from rhino_jax.planner.decision import AS_WRITTEN, AUTO, DecisionOptions
-from rhino_jax.planner.learnt import keep_learnt, learnt_of
 from rhino_jax.planner.like import (
     Like,
     ReusedSpecs,
@@ -245,6 +253,9 @@ class PlanOptions(DecisionOptions):
         if traced.forms is not None:
             asked = (*asked, traced.forms.key, sorted(form_pins.items()))
 
+        def is_of_program(plan: data.PlanData) -> bool:
+            return plan.fingerprint == fingerprint(program, plan.mesh_axes)
+
         def make() -> data.PlanData:
             def searched() -> data.PlanData:
                 # The solver takes a second to import; loading a plan does not need it.
@@ -261,11 +272,18 @@ class PlanOptions(DecisionOptions):
                 )
                 found = search_for(search, places, self)
                 if self.refine == AUTO and found.refined:
-                    keep_learnt(of_program, found)
+                    store_plan(learnt_at, found)
                 return found
 
             of_program = program_key(program, target)
-            learnt = learnt_of(of_program, traced)
+            # The corrections of costs that compiled programs gave are kept with the
+            # plan that refine="auto" made last, under the program, the target and the
+            # versions of all that makes and compiles plans; lines are as they are now.
+            learnt_at, learnt = cache_key(of_program, ("corrections",)), NO_CORRECTIONS
+            last = cached_plan(learnt_at)
+            if last is not None and is_of_program(last):
+                lines = apply_passes(traced, last.transforms).program
+                learnt = with_lines(last, lines).corrections
             # A plan that was refined has corrections of its own.
             known = (
                 (*asked, learnt) if learnt.programs and self.refine != AUTO else asked
@@ -276,7 +294,7 @@ class PlanOptions(DecisionOptions):
             return kept(
                 cache_key(of_program, known),
                 searched,
-                belongs=lambda p: p.fingerprint == fingerprint(program, p.mesh_axes),
+                belongs=is_of_program,
                 # A less busy machine would find another plan.
                 is_worth_keeping=lambda p: not data.is_cut_by_clock(p),
             )

@@ -62,7 +62,9 @@ class PlanOrigin:
         changes = {k: v for k, v in changes.items() if v is not None}
         plan_options, mesh = self.plan_options, changes.pop("mesh", None)
         if "pins" in changes:
-            changes["pins"] = self._and_pins(changes["pins"])
+            more = check_pins("`plan.with_`", changes["pins"])
+            own = expand_pins(plan_options.pins, self.traced)
+            changes["pins"] = {**own, **expand_pins(more, self.traced)}
         plan_options = replace(plan_options, what="`plan.with_`", **changes)
         is_here = mesh is None and changes.keys() <= {"pins", "memory_budget_bytes"}
         if is_here and not plan_options.refine:
@@ -90,7 +92,7 @@ class PlanOrigin:
 
     def _solve(self, plan: data.PlanData) -> Any:
         from rhino_jax.planner.cuts import as_requested
-        from rhino_jax.planner.variant_search import Solved
+        from rhino_jax.planner.variant_search import Solved, VariantCandidate
 
         plan_options, axes = self.plan_options, plan.mesh_axes
         target = plan_options.target_of(self.mesh)
@@ -107,21 +109,11 @@ class PlanOrigin:
             from rhino_jax.planner.staging.spmd_pipeline.whole import SolvedInOne
 
             return SolvedInOne.again(written, plan.num_stages, done)
-        if not done:
-            found = written.find()
-            return Solved(written, found, written, found).alone()
-        search = written.after(done)
-        found, typed = search.find(), written.find()
-        if not typed.fits:
-            written, typed = search, found
-        return Solved(search, found, written, typed).alone()
-
-    def _and_pins(self, more: Any) -> dict[str, Any]:
-        """Return the plan's pins merged with further pins, which override them."""
-        every: dict[str, Any] = {}
-        for pins in (self.plan_options.pins, check_pins("`plan.with_`", more)):
-            every.update(expand_pins(pins, self.traced))
-        return every
+        own = recipes = VariantCandidate(written, written.find())
+        if done:
+            search = written.after(done)
+            own = VariantCandidate(search, search.find())
+        return Solved(own, recipes if recipes.found.fits else own).alone()
 
     def _pins(
         self, plan_options: Any, plan: data.PlanData, program: Program | None = None
@@ -166,11 +158,9 @@ class PlanOrigin:
         before = solved.pinned_search
         pins, pinned = self._pins(plan_options, plan, before.running.program)
         request = plan_options.request_of(before.target, pins)
-        request = replace(request, corrections=plan.corrections)
         with shown(plan_options.progress) as report:
-            found = solved.planned_with(
-                replace(before, request=request, pinned=pinned, report=report)
-            )
+            request = replace(request, corrections=plan.corrections, progress=report)
+            found = solved.planned_with(replace(before, request=request, pinned=pinned))
         return found and self.finished(found[0], plan, plan_options, found[1])
 
     def stage_pins(self, plan_options: Any, plan: data.PlanData) -> dict[str, int]:

@@ -5,24 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rhino_jax.ir.transform import RECOMPUTE, Transform
+from rhino_jax.ir.transform import RECOMPUTE, Transform, num_microbatches
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.remat.candidates import candidates_of
 from rhino_jax.planner.search.remat.choice import Chosen, RematQuestion, ask
-from rhino_jax.planner.variant_search import Search
-
-
-@dataclass(frozen=True, slots=True)
-class MicrobatchedProgram:
-    """A program that will run in micro-batches.
-
-    Attributes:
-      count: the number of micro-batches.
-      least_bytes: the smallest peak, in bytes per device, found for any plan of it.
-    """
-
-    count: int
-    least_bytes: int
+from rhino_jax.planner.variant_search import VariantCandidate
 
 
 ROOMS = (4.0, 1.25)
@@ -50,21 +37,20 @@ EFFORT = 1.0
 two seconds on one core."""
 
 
-def with_room(search: Search, found: SearchResult) -> Iterator[SearchResult]:
+def with_room(saved: VariantCandidate) -> Iterator[SearchResult]:
     """Yield brief plans of a program with as much memory as it needs.
 
     Args:
-      search, found: the search, and its result, of the program with all residuals
-        saved, which need not fit.
+      saved: the program with all residuals saved, which need not fit.
     """
-    if found.fits and not found.is_bound_by_memory:
+    found = saved.found
+    if not found.is_bound_by_memory:
         yield found
         return
-    least = found.solved[0].solution.smallest_peak
+    least = found.best.solution.smallest_peak
     for room in ROOMS:
-        wide = search.asking(
-            level="fast", has_recipes=False, memory_budget_bytes=room * least
-        ).again(found)
+        brief = saved.search.brief.asking(memory_budget_bytes=room * least)
+        wide = brief.again(found)
         if wide.fits:
             yield wide
 
@@ -105,21 +91,21 @@ class RematTries:
 
 
 def tries_of_step(
-    wide: SearchResult, budget_bytes: float, cut: MicrobatchedProgram | None
+    wide: SearchResult, budget_bytes: float, cut: VariantCandidate | None
 ) -> RematTries:
     """Return the choices with which a step fits under the shardings of a plan.
 
     Args:
       wide: a plan that need not fit.
       budget_bytes: the memory budget of one device.
-      cut: the micro-batches that the program will run in, which exceed the budget as
-        well; None: the whole batch at once.
+      cut: the program in the micro-batches that it will run in, which exceed the
+        budget as well; None: the whole batch at once.
     """
-    solved = wide.solved[0]
+    solved = wide.best
     within, runs = SHARES[0] * budget_bytes, 1
     if cut is not None:
         # One byte less in a micro-batch is `count` bytes less in the whole batch.
-        runs = cut.count
-        within = solved.solution.peak - runs * (cut.least_bytes - within)
+        runs = num_microbatches(cut.done)
+        within = solved.solution.peak - runs * (cut.peak_bytes - within)
     more = runs * (SHARES[0] - SHARES[1]) * budget_bytes
     return RematTries(candidates_of(solved), within, more, len(SHARES))

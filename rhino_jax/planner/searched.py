@@ -12,10 +12,10 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import IN_ONE_PROGRAM, STAGE_AXIS
 from rhino_jax.planner.corrected import corrected_plan
 from rhino_jax.planner.cuts import as_requested, best_cut
-from rhino_jax.planner.decision import AS_WRITTEN, AUTO
+from rhino_jax.planner.decision import AS_WRITTEN, AUTO, noted, row_of
 from rhino_jax.planner.forms import in_best_forms
-from rhino_jax.planner.meshes import candidates, check_in_stages, where_pins_hold
-from rhino_jax.planner.search.passes import Dump
+from rhino_jax.planner.meshes import candidates, where_pins_hold
+from rhino_jax.planner.search.passes import TRACE, Dump
 from rhino_jax.planner.staging.auto import with_stages
 from rhino_jax.planner.staging.plan import plan_stages
 from rhino_jax.planner.staging.spmd_pipeline.planned import (
@@ -46,11 +46,12 @@ def search_for(
     """
     started = time.monotonic()
     if plan_options.dump is not None:
-        watch = Dump.of_traced(plan_options.dump, search.traced, search.what)
+        watch = Dump(plan_options.dump, search.what)
+        watch(TRACE, search.traced)
         search = search.asking(watch=watch)
     with shown(plan_options.progress) as report:
         plan = in_best_forms(
-            replace(search, report=report), lambda each: _plan(each, places)
+            search.asking(progress=report), lambda each: _plan(each, places)
         )
     notes, known = plan.notes, search.request.corrections
     asked = search.options.schedule
@@ -63,11 +64,8 @@ def search_for(
         )
         plan = replace(plan, corrections=known)
     # The chosen variant was compared by the step time and peak of a brief search.
-    cost = plan.predicted
     variants = tuple(
-        replace(v, step_time_s=cost.step_time_s, peak_bytes=cost.peak_bytes)
-        if v.is_chosen
-        else v
+        row_of(v.name, plan, is_chosen=True) if v.is_chosen else v
         for v in plan.variants
     )
     report_of = replace(plan.search, seconds=time.monotonic() - started)
@@ -77,8 +75,25 @@ def search_for(
 def _plan(search: Search, places: tuple[int, ...]) -> PlanData:
     asked = search.options
     if len(places) > 1:
-        check_in_stages(search.storage, len(places))
-        return _with_earlier_stages(search, places)
+        if search.storage and search.storage != AS_WRITTEN:
+            raise StageError(
+                "several stages store no fused weights in blocks.",
+                where="`storage=` and `stages=`",
+                numbers=f"{len(places)} stages",
+                fix=f"plan with storage={AS_WRITTEN!r}, or with stages=1.",
+            )
+        try:
+            return _in_stages(search, places)
+        except (StageError, PinError, InfeasiblePlanError) as error:
+            if not search.kept:
+                raise
+            why = error.what.rstrip(".")
+        # Another plan's cuts are not possible any more.
+        return noted(
+            _in_stages(replace(search, kept={}), places),
+            "split into stages again, since the earlier stages are not possible:"
+            f" {why}.",
+        )
     if asked.schedule == IN_ONE_PROGRAM:
         raise StageError(
             f"{search.what}: schedule={IN_ONE_PROGRAM!r} is of several"
@@ -94,46 +109,28 @@ def _plan(search: Search, places: tuple[int, ...]) -> PlanData:
         and asked.microbatches != 1
         and not search.refine
     )
+    if search.refine == AUTO:
+        return corrected_plan(search, best_cut)
+    if not may_have_stages:
+        return best_cut(search)
     on_one: PlanData | InfeasiblePlanError
     try:
-        if search.refine == AUTO:
-            return corrected_plan(search, best_cut)
         on_one = best_cut(search)
     except InfeasiblePlanError as error:
         # Stages cannot lower the evenly divided peak.
-        budget = search.request.memory_budget_bytes
-        if not may_have_stages or (error.divided_peak_bytes or 0) > budget:
+        if (error.divided_peak_bytes or 0) > search.request.memory_budget_bytes:
             raise
         on_one = error
-    if not may_have_stages and isinstance(on_one, PlanData):
-        return on_one
-    traced = search.traced
 
     def plan_in(groups: tuple[int, ...], enough_s: float) -> PlanData:
-        every = candidates(traced, search.target, search.devices, groups)
-        own, pins = where_pins_hold(every, search.pinned, traced.program)
+        every = candidates(search.traced, search.target, search.devices, groups)
+        own, pins = where_pins_hold(every, search.pinned, search.traced.program)
         more = search.asking(
             pins=pins.inputs, output_pins=pins.outputs, value_pins=pins.values
         )
         return _in_stages(more.on(*own), groups, enough_s)
 
     return with_stages(on_one, search, plan_in)
-
-
-def _with_earlier_stages(search: Search, places: tuple[int, ...]) -> PlanData:
-    """Plan stages with another plan's cuts, where the program may still be cut so."""
-    try:
-        return _in_stages(search, places)
-    except (StageError, PinError, InfeasiblePlanError) as error:
-        if not search.kept:
-            raise
-        plan = _in_stages(replace(search, kept={}), places)
-        why = error.what.rstrip(".")
-        said = (
-            "split into stages again, since the earlier stages are not possible:"
-            f" {why}."
-        )
-        return replace(plan, notes=(*plan.notes, said))
 
 
 def _in_stages(
@@ -151,16 +148,13 @@ def _in_stages(
             )
         return plan_in_one_program(search, places)
     is_free = asked.schedule == AUTO and not search.stage_pins and not search.kept
-    may_be_one = is_free and {*places} == {1}
+    if not is_free or {*places} != {1}:
+        return plan_stages(search, places, enough_s)
     as_tasks: PlanData | InfeasiblePlanError
     try:
         as_tasks = plan_stages(search, places, enough_s)
     except InfeasiblePlanError as error:
-        if not may_be_one:
-            raise
         as_tasks = error
-    if isinstance(as_tasks, PlanData) and not may_be_one:
-        return as_tasks
     return or_in_one_program(
         as_tasks,
         search.running.program,

@@ -4,11 +4,10 @@ search of its variants, with the least gain that they are taken for."""
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 from rhino_jax.errors import InfeasiblePlanError, InternalError, MicrobatchError
 from rhino_jax.frontend.trace import Traced
@@ -20,32 +19,26 @@ from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.kept import Part
 from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.plan.records import Variant
 from rhino_jax.plan.resolved_pins import resolve_pins
 from rhino_jax.plan.trees import on_mesh
-from rhino_jax.planner.decision import AS_WRITTEN, AUTO, DecisionOptions
+from rhino_jax.planner.decision import (
+    AS_WRITTEN,
+    AUTO,
+    MIN_GAIN,
+    Decision,
+    DecisionOptions,
+)
 from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.search.candidates import PlanCandidate
 from rhino_jax.planner.search.carried import search_held
 from rhino_jax.planner.search.driver import find, make_candidates, search_again
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.search.records import Progress, Request
+from rhino_jax.planner.search.records import Request
 from rhino_jax.runtime.processes.agree import processes_of_mesh
 from rhino_jax.solver.incumbents import EFFORTS
 from rhino_jax.units import format_bytes
 from rhino_jax.verify.refine import judge_of, refine
 
-
-MIN_GAIN = 0.03
-"""Share of the predicted step time that a plan must gain over one that is simpler: a
-variant over the program as it is, a schedule over the usual one, stages over one mesh.
-That is the error of predictions of two programs, compared with each other. Of nine
-pairs of suite full (`--methods best,auto`) and GPT 7B in frontier, all four on TPU
-predicted to gain 4 % and more gained 7 to 11 % once compiled, and those below 2 %
-gained up to 1 %. On H100 four that were predicted to gain 7 to 12 % gained 4, 4, -2 and
--5 %, which no threshold tells apart. A tiny GPT predicted to be 6 % faster compiled 5 %
-slower on v5e:2x4: XLA combined reductions of its gradients with those of two norms'
-scales into one all-reduce of six arrays, which is not split again."""
 
 MIN_LAYOUT_GAIN = 2 * EFFORTS["best"].near
 """As `MIN_GAIN`, where all compute stays as it is (deferred reductions, interleaved
@@ -55,10 +48,6 @@ the solver at level "best"."""
 NEAR = EFFORTS["fast"].near
 """Share of the step time by which brief plans may be off: what is estimated to be this
 close to the best plan is planned."""
-
-
-def tell_nobody(best: float | None, bound: float | None) -> None:
-    """Ignore progress."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +65,6 @@ class Search:
       refine: how many plans to compile and compare; 0: none; "auto": the plan, and
         those that it is corrected to.
       what: the public call, for messages.
-      report: callback for progress.
       transforms: the passes applied so far, by name and choice.
       like: the result of a program that is nearly the same, from which to start.
       options: the decisions that the user takes, and those left open.
@@ -95,7 +83,6 @@ class Search:
     pinned: Mapping[str, Any]
     refine: int | str
     what: str
-    report: Progress = tell_nobody
     transforms: tuple[Transform, ...] = ()
     like: SearchResult | None = None
     options: DecisionOptions = field(default_factory=DecisionOptions)
@@ -168,13 +155,18 @@ class Search:
         """Return the search with other options, such as another level or budget."""
         return replace(self, request=replace(self.request, **changes))
 
+    @property
+    def brief(self) -> Search:
+        """The search at level "fast", without recipes."""
+        return self.asking(level="fast", has_recipes=False)
+
     def on(self, *meshes: MeshAxes) -> Search:
         """Return the search on the best of some meshes."""
         return replace(self, meshes=[*meshes])
 
     def quiet(self, *meshes: MeshAxes) -> Search:
         """Return the search on some meshes, without progress reports."""
-        return replace(self.asking(watch=None), meshes=[*meshes], report=tell_nobody)
+        return replace(self, request=self.request.quiet, meshes=[*meshes])
 
     def find(self) -> SearchResult:
         """Search, and read no plan back."""
@@ -183,13 +175,12 @@ class Search:
             self.meshes,
             self.target,
             self.request,
-            progress=self.report,
             like=self.like,
         )
 
     def again(self, found: SearchResult) -> SearchResult:
         """Continue a search on its best mesh, with this search's request."""
-        return search_again(found, self.request, progress=self.report)
+        return search_again(found, self.request)
 
     def plan(self, found: SearchResult | None = None) -> PlanData:
         """Return the plan of a search result.
@@ -219,7 +210,6 @@ class Search:
             self.target,
             self.request,
             int(self.refine),
-            progress=self.report,
         )
         return refine(
             [self.placed(c) for c in found],
@@ -239,7 +229,7 @@ class Search:
     def held(self, found: SearchResult) -> SearchResult:
         """Search again on the best mesh of a result, with this search's pins and
         budget; see `search_held`."""
-        return search_held(found, self.request, progress=self.report)
+        return search_held(found, self.request)
 
     def _within(self, budget_bytes: int) -> PlanCandidate | None:
         less = replace(self.request, memory_budget_bytes=budget_bytes)
@@ -250,26 +240,21 @@ class Search:
         return self.placed(PlanCandidate("less memory", plan))
 
 
-def briefly(search: Search) -> SearchResult:
-    """Return the result of a search at level "fast", without recipes."""
-    return search.asking(level="fast", has_recipes=False).find()
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class VariantCandidate:
-    """A variant, searched briefly.
+    """A program with passes, searched.
 
     Attributes:
+      search: the search of the program, with the request's own level.
+      found: its result, or that of a brief search.
       name: the passes applied to the baseline, for messages.
       done: these passes.
-      search: the search of the variant, with the request's own level.
-      found: the result of a brief search.
     """
 
-    name: str
-    done: tuple[Transform, ...]
     search: Search
     found: SearchResult
+    name: str = "baseline"
+    done: tuple[Transform, ...] = ()
 
     @property
     def step_s(self) -> float:
@@ -279,7 +264,7 @@ class VariantCandidate:
     @property
     def peak_bytes(self) -> int:
         """Peak of the plan in bytes, or the smallest peak where nothing fits."""
-        solution = self.found.solved[0].solution
+        solution = self.found.best.solution
         return int(solution.peak if self.found.fits else solution.smallest_peak)
 
     def is_better(self, other: VariantCandidate) -> bool:
@@ -288,100 +273,96 @@ class VariantCandidate:
             return self.step_s < other.step_s
         return self.peak_bytes < (1 - MIN_GAIN) * other.peak_bytes
 
-    def record(
-        self, *, is_chosen: bool, is_brief: bool, step_s: float | None = None
-    ) -> Variant:
-        """Return its row in a plan's table.
+    def again(self, **changes: Any) -> VariantCandidate:
+        """Continue the search of the best mesh, with other options."""
+        found = self.search.asking(**changes).again(self.found)
+        return replace(self, found=found)
 
-        Args:
-          is_chosen, is_brief: see `Variant`.
-          step_s: the step in seconds; None: `step_s`.
-        """
-        step_s = self.step_s if step_s is None else step_s
-        return Variant(self.name, step_s, self.peak_bytes, is_chosen, is_brief)
+    def alone(self) -> VariantCandidate:
+        """Return the search limited to the best mesh, without progress reports."""
+        found = self.found
+        found = replace(found, solved=found.solved[:1], request=found.request.quiet)
+        return replace(self, search=self.search.quiet(found.mesh_axes), found=found)
 
 
-@dataclass(slots=True, eq=False)
-class Variants:
-    """Variants of a program, each planned briefly with shardings of its own.
+class VariantOption(NamedTuple):
+    """Passes that may be applied to a program.
+
+    Attributes:
+      name: for messages.
+      done: the passes.
+      must_win: stop as soon as it is proved not to be the one to take.
+    """
+
+    name: str
+    done: tuple[Transform, ...] = ()
+    must_win: bool = False
+
+
+@dataclass(eq=False, kw_only=True)
+class Variants(Decision[VariantOption, VariantCandidate]):
+    """Variants of a program, each planned briefly with shardings of its own; each
+    search starts from the fastest so far.
 
     Attributes:
       search: the search of the baseline, with the request's own level.
-      tried: all variants so far, the baseline first.
       meshes: the candidate meshes of variants; None: those of the baseline.
-      min_gain: share of the baseline's step that a variant must gain.
-      after: passes → the search of the baseline with these applied; None: `search`'s.
+      after: passes → the search of the baseline with these applied.
       find: searches a variant.
     """
 
     search: Search
-    tried: list[VariantCandidate] = field(default_factory=list)
+    make: Callable[[VariantOption], VariantCandidate] = field(init=False)
+    refusals: tuple[type[Exception], ...] = field(
+        default=(MicrobatchError,), init=False
+    )
     meshes: Sequence[MeshAxes] | None = None
-    min_gain: float = MIN_GAIN
-    after: Callable[[Sequence[Transform]], Search] | None = None
-    find: Callable[[Search], SearchResult] = briefly
+    after: Callable[[Sequence[Transform]], Search] = field(init=False)
+    find: Callable[[Search], SearchResult] = lambda search: search.brief.find()
 
-    def plan(
-        self, name: str, done: Sequence[Transform] = (), *, must_win: bool = False
-    ) -> VariantCandidate | None:
-        """Plan and record a variant; its search starts from the fastest so far.
+    def __post_init__(self) -> None:
+        self.make, self.after = self._searched, self.search.after
+        self.rank = lambda variant: (variant.step_s, variant.peak_bytes)
+        self.deadline = self.search.request.deadline
 
-        Args:
-          name: for messages; `done`: its passes.
-          must_win: stop as soon as it is proved not to be the one to take.
-        Returns:
-          The variant; None where the program does not allow the passes, or the time is
-            up. The first is planned in any case.
-        """
-        if self.tried and time.monotonic() > self.search.request.deadline:
-            return None
-        try:
-            search = (self.after or self.search.after)(done)
-        except MicrobatchError:
-            if not self.tried:
-                raise
-            return None
+    def _searched(self, option: VariantOption) -> VariantCandidate:
+        search = self.after(option.done)
         if self.meshes is not None:
             search = search.on(*self.meshes)
         asked = search
-        if self.tried:
-            like = min(self.tried, key=lambda t: t.step_s).found
+        if self.plans:
+            like = self.fastest().found
             asked = replace(search, like=like if like.fits else None)
-        if must_win:
-            cutoff_s = min(self.worth_s, self.shortest_s)
-            asked = asked.asking(cutoff_s=cutoff_s)
-        return self.add(name, done, search, self.find(asked))
+        if option.must_win:
+            asked = asked.asking(cutoff_s=self.cutoff_s)
+        return VariantCandidate(search, self.find(asked), option.name, option.done)
 
-    def add(
-        self,
-        name: str,
-        done: Sequence[Transform],
-        search: Search,
-        found: SearchResult,
-    ) -> VariantCandidate:
-        """Record a variant that is planned already."""
-        self.tried.append(VariantCandidate(name, (*done,), search, found))
-        return self.tried[-1]
+    def variant(
+        self, name: str, done: Sequence[Transform], *, must_win: bool = False
+    ) -> VariantCandidate | None:
+        """Plan a variant; None where the program does not allow the passes, or the
+        time is up. See `VariantOption`."""
+        return self.plan(VariantOption(name, (*done,), must_win))
 
-    @property
-    def worth_s(self) -> float:
-        """The step in seconds below which a variant is worth taking."""
-        return (1 - self.min_gain) * self.tried[0].step_s
+    def begin(self, written: VariantCandidate) -> VariantCandidate:
+        """Record the baseline, which is planned already."""
+        self.first = VariantOption(written.name)
+        self.plans[self.first] = written
+        return written
 
     @property
-    def shortest_s(self) -> float:
-        """The shortest step so far, in seconds."""
-        return min(t.step_s for t in self.tried)
+    def tried(self) -> list[VariantCandidate]:
+        """All variants so far, the baseline first."""
+        return [*self.plans.values()]
+
+    @property
+    def cutoff_s(self) -> float:
+        """The step in seconds below which a variant is the one to take."""
+        return min(self.enough_s, *(t.step_s for t in self.tried))
 
     def may_win(self, estimate_s: float) -> bool:
         """Whether a variant of some estimated step may be the one to take."""
-        return (1 - NEAR) * estimate_s < min(self.worth_s, self.shortest_s)
-
-    def fastest(self) -> VariantCandidate:
-        """Return the fastest variant, or the baseline where that is hardly slower."""
-        first = self.tried[0]
-        best = min(self.tried, key=lambda t: (t.step_s, t.peak_bytes))
-        return best if best.step_s < self.worth_s or not first.found.fits else first
+        return (1 - NEAR) * estimate_s < self.cutoff_s
 
 
 def peaks_text(tried: Iterable[VariantCandidate]) -> str:
@@ -423,20 +404,25 @@ class Solved:
     """The search that gave a plan, and that of the recipes that it is compared with.
 
     Attributes:
-      search, found: the search of the plan, and its result.
-      typed_search, typed: the search of the program that the recipes are applied to,
-        and its result: the user's program where that fits.
+      own: the search of the plan, and its result.
+      recipes: the search of the program that the recipes are applied to, and its
+        result: the user's program where that fits.
     """
 
-    search: Search
-    found: SearchResult
-    typed_search: Search
-    typed: SearchResult
+    own: VariantCandidate
+    recipes: VariantCandidate
 
     @property
-    def pinned_search(self) -> Search:
-        """The search whose program the user's pins are resolved in."""
-        return self.search
+    def search(self) -> Search:
+        """The search of the plan."""
+        return self.own.search
+
+    @property
+    def found(self) -> SearchResult:
+        """The result that the plan was read from."""
+        return self.own.found
+
+    pinned_search = search
 
     def planned_with(self, search: Search) -> tuple[PlanData, Solved] | None:
         """Plan with another search's pins and budget, and with this one's passes.
@@ -449,15 +435,11 @@ class Solved:
         found = search.held(self.found)
         if not found.fits:
             return None
-        solved = Solved(search, found, self.typed_search, self.typed)
-        return search.plan(found), solved.alone()
+        own = replace(self.own, search=search, found=found)
+        return search.plan(found), Solved(own, self.recipes).alone()
 
     def alone(self) -> Solved:
         """Return both searches limited to the best mesh, without progress reports."""
-        found = replace(self.found, solved=self.found.solved[:1])
-        typed = found
-        if self.typed is not self.found:
-            typed = replace(self.typed, solved=self.typed.solved[:1])
-        quiet = self.search.quiet(found.mesh_axes)
-        typed_quiet = self.typed_search.quiet(typed.mesh_axes)
-        return Solved(quiet, found, typed_quiet, typed)
+        own = self.own.alone()
+        is_one = self.recipes.found is self.found
+        return Solved(own, own if is_one else self.recipes.alone())

@@ -215,7 +215,7 @@ class _Mesh:
             self.starts = [labels, *self.starts]
         self.searches += 1
         mine = self.problem.within(budget)
-        self.last = SOLVE.run(None, mine, self.effort, self.request, None, self.starts)
+        self.last = SOLVE.run(None, mine, self.effort, self.request, self.starts)
         self.floor_s = max(self.floor_s, self.last.solution.bound)
 
     def may_beat(self, step_s: float) -> bool:

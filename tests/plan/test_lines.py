@@ -180,5 +180,5 @@ def test_lines_of_a_recipe_are_those_of_its_own_program():
     assert done[-2:] == ["recompute", "deferred reductions"]
     assert plan.recipe("fsdp").lines
     of = plan.origin.solved
-    program = of.typed.solved[0].mesh_problem.model.graph.program
-    assert len(of.typed_search.running.program.ops) == len(program.ops)
+    program = of.recipes.found.solved[0].mesh_problem.model.graph.program
+    assert len(of.recipes.search.running.program.ops) == len(program.ops)

@@ -79,7 +79,7 @@ def test_the_smallest_peak_is_not_searched_where_a_variant_is_seen_to_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     budget = 2 * (refused(plain, 20_000).smallest_peak_bytes or 0)
-    monkeypatch.setattr(LeastMemory, "best", None)
+    monkeypatch.setattr(LeastMemory, "smallest", None)
     assert plan_within(plain, budget).transforms
 
 

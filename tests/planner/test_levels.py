@@ -54,7 +54,7 @@ def test_best_starts_from_what_fast_finds(monkeypatch: pytest.MonkeyPatch) -> No
     class Recorded:
         def run(self, *args: Any) -> Any:
             found = SOLVE.run(*args)
-            solved.append((args[2], args[6], found.solution.labels))
+            solved.append((args[2], args[5], found.solution.labels))
             return found
 
     monkeypatch.setattr(driver, "SOLVE", Recorded())

@@ -53,7 +53,7 @@ def test_the_best_mesh_is_that_of_searches_on_all(
         tuple(zip(mesh_axis_names(target, len(shape)), shape, strict=True))
         for shape in mesh_shapes(target, 16, max_axes=2)
     ]
-    comparison = Comparison(analysis, request, None, MoreAxes.of(request))
+    comparison = Comparison(analysis, request, MoreAxes.of(request))
     comparison.run(meshes)
     assert {*comparison.objectives} == {*solves}
     assert any(count == 1 for count in solves.values()) == fewer
@@ -64,7 +64,7 @@ def test_the_best_mesh_is_that_of_searches_on_all(
     for axes in meshes:
         mesh_problem = build_mesh_problem(analysis, axes, request)
         starts = first_choices(mesh_problem)
-        solved = SOLVE.run(None, mesh_problem, COMPARED, request, None, starts)
+        solved = SOLVE.run(None, mesh_problem, COMPARED, request, starts)
         found[mesh_problem.model.mesh.sizes] = solved.solution.objective
     chosen = comparison.solved[0].mesh_problem.model.mesh.sizes
     # A second axis has to gain what tables show.
@@ -86,13 +86,11 @@ def test_meshes_are_bounded_by_their_compute_before_they_are_searched() -> None:
         bounds.append(least_s)
         raise StopIteration
 
-    refused = Comparison(
-        analysis, request, None, MoreAxes.of(request), bound_axes=refuse
-    )
+    refused = Comparison(analysis, request, MoreAxes.of(request), bound_axes=refuse)
     with pytest.raises(StopIteration):
         refused.run(meshes)
     assert not refused.objectives
-    comparison = Comparison(analysis, request, None, MoreAxes.of(request))
+    comparison = Comparison(analysis, request, MoreAxes.of(request))
     comparison.run(meshes)
     for found in comparison.solved:
         labels = found.solution.labels
@@ -117,7 +115,6 @@ def test_the_best_mesh_stays_where_none_is_fast_enough() -> None:
     comparison = Comparison(
         analysis,
         request,
-        None,
         MoreAxes.of(request),
         bound_axes=bound,
     )
@@ -148,7 +145,7 @@ def test_no_other_mesh_is_tried_where_nothing_fits_on_as_many_devices() -> None:
     for budget in (2**10, 2**40):
         request = Request(budget, {}, {}, level="fast", has_recipes=False)
         limits = MoreAxes.of(request)
-        comparison = Comparison(analysis, request, None, limits)
+        comparison = Comparison(analysis, request, limits)
         comparison.run([[("x", 8)], [("x", 2), ("y", 4)], [("x", 4), ("y", 2)]])
         tried[limits.nothing_fits] = len(comparison.objectives)
     assert tried == {True: 1, False: 3}
@@ -168,7 +165,7 @@ def test_of_two_axes_the_faster_mesh_is_taken(
 ) -> None:
     analysis: Any = None
     request = Request(2**40, {}, {}, level="fast")
-    comparison = Comparison(analysis, request, None, MoreAxes.of(request))
+    comparison = Comparison(analysis, request, MoreAxes.of(request))
     comparison.objectives.update(steps)
     assert comparison.in_order[0][0] == chosen
     is_told = steps[chosen] > (1 + 1e-3) * min(steps.values())

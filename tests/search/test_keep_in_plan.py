@@ -53,7 +53,7 @@ def solved(traced: Traced, target: Target = V5E) -> SolvedMesh:
     request = Request(1e15, {}, {}, level="fast")
     analysis = ProgramAnalysis.of(traced.program, target)
     problem = build_mesh_problem(analysis, (("x", 4),), request)
-    return SOLVE.run(None, problem, EFFORTS["fast"], request, None)
+    return SOLVE.run(None, problem, EFFORTS["fast"], request)
 
 
 def peak(found: SolvedMesh) -> float:

@@ -5,8 +5,10 @@ the mesh and the layout of the shared state, and agreement of processes on these
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rhino_jax.errors import InfeasiblePlanError, PinError
@@ -16,7 +18,7 @@ from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, axes_text, format_spec, local_shape
 from rhino_jax.plan.pin_trees import check_devices, expand_pins
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.plan.resolved_pins import ResolvedPins, resolve_pins
+from rhino_jax.plan.resolved_pins import resolve_pins
 from rhino_jax.plan.shared import (
     Plans,
     SharedLayout,
@@ -25,6 +27,7 @@ from rhino_jax.plan.shared import (
     staying_inputs,
     taken_with,
 )
+from rhino_jax.planner.decision import Decision, NotFaster, step_s_of
 from rhino_jax.planner.like import ReusedSpecs
 from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.options import PlanOptions
@@ -49,7 +52,7 @@ MAX_AXES = 2
 """Maximum number of axes of candidate meshes; a third axis seldom gains."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Together:
     """Programs that share state, with the options of each, and their plans.
 
@@ -74,6 +77,11 @@ class Together:
     @property
     def programs(self) -> list[Program]:
         return [t.program for t in self.traced.values()]
+
+    @cached_property
+    def shared(self) -> list[list[Slot]]:
+        """For each shared array, its (program, input) slots."""
+        return shared_places(self.programs)
 
     def meshes(self, target: Target) -> list[MeshAxes]:
         """Return the candidate meshes: those on which the pins of all programs hold."""
@@ -100,10 +108,12 @@ class Together:
     def _pinned(self, name: str) -> Mapping[str, Any]:
         return expand_pins(self.plan_options[name].pins, self.traced[name])
 
-    def members(
-        self, target: Target, axes: MeshAxes, shared: list[list[Slot]]
-    ) -> list[Member]:
-        """Return each program with its search request and the pins of shared arrays."""
+    def members(self, target: Target, axes: MeshAxes) -> list[Member]:
+        """Return each program with its search request and the pins of shared arrays.
+
+        Raises:
+          PinError: two programs pin a shared array differently.
+        """
         from rhino_jax.planner.search.together import Member
 
         pins = [
@@ -113,33 +123,13 @@ class Together:
         if self.mesh is not None:
             for name in self.names:
                 check_devices(self._pinned(name), self.mesh)
-        inputs = self._pins_of_all(pins, shared, axes)
-        return [
-            Member(
-                program,
-                self.plan_options[name].request_of(target, replace(p, inputs=mine)),
-                self.weights[name],
-                staying_inputs(program),
-            )
-            for name, program, p, mine in zip(
-                self.names, self.programs, pins, inputs, strict=True
-            )
-        ]
-
-    def _pins_of_all(
-        self, pins: Sequence[ResolvedPins], shared: list[list[Slot]], axes: MeshAxes
-    ) -> list[dict[int, Spec]]:
-        """Extend a pin of a shared array to all programs.
-
-        Raises:
-          PinError: two programs pin it differently.
-        """
-        found = [dict(p.inputs) for p in pins]
-        names = [name for name, _ in axes]
-        for place in shared:
+        # A pin of a shared array holds in all programs.
+        inputs = [dict(p.inputs) for p in pins]
+        for place in self.shared:
             said = [(m, slot) for m, slot in place if slot in pins[m].inputs]
             specs = {pins[m].inputs[slot] for m, slot in said}
             if len(specs) > 1:
+                names = [name for name, _ in axes]
                 raise PinError(
                     f"{WHAT}: two programs pin a shared array differently.",
                     where=" and ".join(
@@ -152,8 +142,18 @@ class Together:
                 )
             for spec in specs:
                 for m, slot in place:
-                    found[m][slot] = spec
-        return found
+                    inputs[m][slot] = spec
+        return [
+            Member(
+                program,
+                self.plan_options[name].request_of(target, replace(p, inputs=mine)),
+                self.weights[name],
+                staying_inputs(program),
+            )
+            for name, program, p, mine in zip(
+                self.names, self.programs, pins, inputs, strict=True
+            )
+        ]
 
     def path(self, member: int, slot: int) -> str:
         """Return the tree path of a program's input."""
@@ -163,47 +163,79 @@ class Together:
         """Return a plan of each program, with one layout of the shared state."""
         plan_options = next(iter(self.plan_options.values()))
         target = plan_options.target_of(self.mesh)
-        shared = shared_places(self.programs)
-        layout = decided_layout(self, target, shared)
+        layout = decided_layout(self, target)
         axes = layout.mesh_axes
-        members = self.members(target, axes, shared)
         mesh = self.mesh if self.mesh is not None else make_mesh(axes, WHAT)
-        specs = dict(zip(self.names, layout.specs, strict=True))
-        held = self._held_bytes(members, shared, layout.specs, mesh)
-        found = self._planned(specs, held, mesh, shared)
+        layouts = SharedLayouts(self, mesh, self.members(target, axes))
+        found, held = first = layouts.planned(layout.specs)
         alone: dict[str, float | None] = dict.fromkeys(self.names)
         if plan_options.time_limit_s is None and plan_options.level == "best":
-            found, held, alone = self._compared(found, held, mesh, shared, members)
+            (found, held), alone = layouts.compared(first)
         return Plans(
             plans=found,
             weights=self.weights,
             shared=tuple(
                 tuple((self.names[m], self.path(m, slot)) for m, slot in place)
-                for place in shared
+                for place in self.shared
             ),
             held_bytes=held,
-            bound_s=min(layout.bound_s, self._sum_s(found)),
+            bound_s=min(layout.bound_s, self.sum_s(found)),
             alone_s=alone,
         )
 
-    def _sum_s(self, plans: Mapping[str, PlanData]) -> float:
+    def sum_s(self, plans: Mapping[str, PlanData]) -> float:
+        """Return the weighted sum of the steps of plans in seconds."""
         return sum(self.weights[n] * p.predicted.step_time_s for n, p in plans.items())
 
-    def _held_bytes(
-        self,
-        members: Sequence[Member],
-        shared: list[list[Slot]],
-        specs: Sequence[Mapping[int, Spec]],
-        mesh: Any,
-    ) -> dict[str, int]:
-        """Return the bytes per device of the other programs' state that stay allocated
-        while each program runs."""
-        found = dict.fromkeys(self.names, 0)
-        sizes = [size for _, size in axes_of_mesh(mesh)]
-        for m, name in enumerate(self.names):
-            for k, other in enumerate(members):
-                left = other.stays - taken_with(shared, k, m) if k != m else ()
-                for slot in left:
+    def options_within(self, name: str, held: Mapping[str, int]) -> PlanOptions:
+        """Return the options of a program's plan, where other programs hold bytes."""
+        plan_options = self.plan_options[name]
+        budget = plan_options.budget_bytes(plan_options.target_of(self.mesh))
+        limit = plan_options.time_limit_s
+        return replace(
+            plan_options,
+            memory_budget_bytes=max(1, int(budget - held[name])),
+            time_limit_s=limit and limit / (2 * len(self.names)),
+        )
+
+
+PlansAndBytes = tuple[dict[str, PlanData], dict[str, int]]
+"""The plan of each program, and the bytes per device of the other programs' state that
+stay allocated while it runs."""
+
+
+@dataclass(frozen=True, eq=False)
+class SharedLayouts:
+    """Plans of programs on one mesh, with layouts of their shared state.
+
+    Attributes:
+      programs: the programs.
+      mesh: the mesh.
+      members: the programs with their search requests.
+    """
+
+    programs: Together
+    mesh: Any
+    members: Sequence[Member]
+
+    def planned(self, specs: Sequence[Mapping[int, Spec]]) -> PlansAndBytes:
+        """Return the plans with a layout of the shared state.
+
+        Args:
+          specs: for each program, input → spec.
+        Raises:
+          InfeasiblePlanError: a program does not fit; says which.
+        """
+        held = self._held_bytes(specs)
+        return self._with(specs, held, {}), held
+
+    def _held_bytes(self, specs: Sequence[Mapping[int, Spec]]) -> dict[str, int]:
+        found = dict.fromkeys(self.programs.names, 0)
+        sizes = [size for _, size in axes_of_mesh(self.mesh)]
+        for m, name in enumerate(found):
+            for k, other in enumerate(self.members):
+                taken = taken_with(self.programs.shared, k, m)
+                for slot in other.stays - taken if k != m else ():
                     value = other.program.values[other.program.inputs[slot].value]
                     spec = specs[k].get(slot, ((),) * value.rank)
                     local = math.prod(local_shape(spec, value.shape, sizes))
@@ -211,28 +243,25 @@ class Together:
                     found[name] += math.ceil(value.bytes * local / whole)
         return found
 
-    def _planned(
+    def _with(
         self,
-        specs: Mapping[str, Mapping[int, Spec]],
+        specs: Sequence[Mapping[int, Spec]],
         held: Mapping[str, int],
-        mesh: Any,
-        shared: list[list[Slot]],
-        known: Mapping[str, PlanData] | None = None,
+        known: Mapping[str, PlanData],
     ) -> dict[str, PlanData]:
-        """Return a plan of each program, with the given layout of the shared state."""
-        found = {}
-        for m, (name, traced) in enumerate(self.traced.items()):
-            if known is not None and name in known:
-                found[name] = known[name]
+        """Return a plan of each program, those that are known already as they are."""
+        programs, found = self.programs, dict(known)
+        for m, (name, traced) in enumerate(programs.traced.items()):
+            if name in known:
                 continue
-            mine = {slot for place in shared for k, slot in place if k == m}
-            others = ", ".join(n for n in self.names if n != name)
-            kept = {slot: s for slot, s in specs[name].items() if slot in mine}
-            basis = ReusedSpecs(f"together with {others}", mesh, kept, is_asked=False)
+            mine = {slot for place in programs.shared for k, slot in place if k == m}
+            others = ", ".join(n for n in programs.names if n != name)
+            kept = {slot: s for slot, s in specs[m].items() if slot in mine}
+            source = f"together with {others}"
+            basis = ReusedSpecs(source, self.mesh, kept, is_asked=False)
+            within = programs.options_within(name, held)
             try:
-                found[name] = self._options_within(name, held).plan_with(
-                    traced, mesh, basis
-                )
+                found[name] = within.plan_with(traced, self.mesh, basis)
             except InfeasiblePlanError as error:
                 raise InfeasiblePlanError(
                     error.what,
@@ -241,92 +270,63 @@ class Together:
                     numbers=error.numbers,
                     fix=error.fix,
                 ) from None
-        return found
+        return {name: found[name] for name in programs.names}
 
-    def _options_within(self, name: str, held: Mapping[str, int]) -> PlanOptions:
-        plan_options = self.plan_options[name]
-        budget = (
-            plan_options.budget_bytes(plan_options.target_of(self.mesh)) - held[name]
-        )
-        limit = plan_options.time_limit_s
-        return replace(
-            plan_options,
-            memory_budget_bytes=max(1, int(budget)),
-            time_limit_s=limit and limit / (2 * len(self.names)),
-        )
-
-    def _compared(
-        self,
-        found: dict[str, PlanData],
-        held: dict[str, int],
-        mesh: Any,
-        shared: list[list[Slot]],
-        members: Sequence[Member],
-    ) -> tuple[dict[str, PlanData], dict[str, int], dict[str, float | None]]:
-        """Return the better of the joint layout and each program's own best layout."""
+    def compared(
+        self, joint: PlansAndBytes
+    ) -> tuple[PlansAndBytes, dict[str, float | None]]:
+        """Return the plans with the best of some layouts: the given one, and that which
+        each program would have alone; and the step of each program alone in seconds."""
+        programs, (found, held) = self.programs, joint
         alone: dict[str, PlanData] = {}
-        for name, traced in self.traced.items():
-            try:
-                within = self._options_within(name, held)
-                alone[name] = within.plan_with(traced, mesh, None)
-            except InfeasiblePlanError:
-                continue
-        steps = {
-            n: alone[n].predicted.step_time_s if n in alone else None for n in held
-        }
-        if len(alone) < len(found):
-            return found, held, steps
-        for name, plan in alone.items():
-            if self._sum_s(found) <= (1 + GOOD_ENOUGH) * self._sum_s(alone):
+        for name, traced in programs.traced.items():
+            with suppress(InfeasiblePlanError):
+                within = programs.options_within(name, held)
+                alone[name] = within.plan_with(traced, self.mesh, None)
+        steps = {n: step_s_of(alone[n]) if n in alone else None for n in found}
+        tried: Decision[str, PlansAndBytes] = Decision(
+            lambda name: self._like(name, alone[name]) if name else joint,
+            (InfeasiblePlanError,),
+            lambda one: (programs.sum_s(one[0]),),
+            min_gain=0.0,
+        )
+        best_s = tried.seconds("")
+        for name in alone if len(alone) == len(found) else ():
+            if best_s <= (1 + GOOD_ENOUGH) * programs.sum_s(alone):
                 break
-            other = self._like(name, plan, mesh, shared, members)
-            if other is not None and self._sum_s(other[0]) < self._sum_s(found):
-                found, held = other
-        return found, held, steps
+            best_s = min(best_s, tried.seconds(name))
+        return tried.taken(), steps
 
-    def _like(
-        self,
-        name: str,
-        plan: PlanData,
-        mesh: Any,
-        shared: list[list[Slot]],
-        members: Sequence[Member],
-    ) -> tuple[dict[str, PlanData], dict[str, int]] | None:
-        """Return plans in which one program has the layout that it would have alone;
-        None where nothing fits."""
-        first = self.names.index(name)
-        specs: list[dict[int, Spec]] = [{} for _ in self.names]
-        for place in shared:
-            own = [slot for m, slot in place if m == first]
+    def _like(self, name: str, plan: PlanData) -> PlansAndBytes:
+        """Return plans in which one program has the layout that it would have alone.
+
+        Raises:
+          InfeasiblePlanError, NotFaster: not all fit.
+        """
+        names = self.programs.names
+        specs: list[dict[int, Spec]] = [{} for _ in names]
+        for place in self.programs.shared:
+            own = [slot for m, slot in place if m == names.index(name)]
             for m, slot in place:
                 if own:
                     specs[m][slot] = plan.inputs[own[0]].spec
-        nothing = dict.fromkeys(self.names, 0)
-        by_name = dict(zip(self.names, specs, strict=True))
-        try:
-            found = self._planned(by_name, nothing, mesh, shared, {name: plan})
-        except InfeasiblePlanError:
-            return None
-        every = [
-            dict(enumerate(leaf.spec for leaf in found[n].inputs)) for n in self.names
-        ]
-        held = self._held_bytes(members, shared, every, mesh)
-        budget = min(m.request.memory_budget_bytes for m in members)
+        found = self._with(specs, dict.fromkeys(names, 0), {name: plan})
+        held = self._held_bytes(
+            [dict(enumerate(leaf.spec for leaf in found[n].inputs)) for n in names]
+        )
+        budget = min(m.request.memory_budget_bytes for m in self.members)
         if any(p.predicted.peak_bytes + held[n] > budget for n, p in found.items()):
-            return None
+            raise NotFaster(math.inf)
         return found, held
 
 
-def decided_layout(
-    programs: Together, target: Target, shared: list[list[Slot]]
-) -> SharedLayout:
+def decided_layout(programs: Together, target: Target) -> SharedLayout:
     """Return the mesh and the layout of the shared state: searched here, or received
     from the first of the processes that plan together.
 
     Args:
       programs: the programs to plan.
       target: the hardware.
-      shared: for each shared array, its (program, input) slots.
     Raises:
       InfeasiblePlanError: no layout fits the memory budget.
       ProcessError: processes plan different programs, or one is lost.
@@ -334,9 +334,52 @@ def decided_layout(
     first = next(iter(programs.plan_options.values()))
 
     def decide() -> Any:
+        # The solver takes a second to import, which loading a plan need not wait for.
+        from rhino_jax.analysis.program_analysis import ProgramAnalysis
+        from rhino_jax.planner.search.compare import COMPARED
+        from rhino_jax.planner.search.driver import distinct_meshes
+        from rhino_jax.planner.search.together import search_layout
+        from rhino_jax.solver.incumbents import EFFORTS
+
+        analyses = [ProgramAnalysis.of(each, target) for each in programs.programs]
+        meshes = programs.meshes(target)
+        limit = first.time_limit_s
+        deadline = programs.started + (math.inf if limit is None else limit / 2)
+
+        def layout(axes: MeshAxes, effort: Any, *, is_brief: bool) -> SharedSolution:
+            return search_layout(
+                programs.members(target, axes),
+                analyses,
+                programs.shared,
+                axes,
+                replace(effort, deadline=deadline, seed=first.seed),
+                report,
+                is_brief=is_brief,
+            )
+
         with shown(first.progress) as report:
-            axes, found = _search(programs, target, shared, report)
-        return to_json(SharedLayout(tuple(axes), found.specs, found.bound_s))
+            if len(meshes) > 1:
+                every = [
+                    (layout(tuple(axes), COMPARED, is_brief=True).objective_s, i, axes)
+                    for i, axes in enumerate(distinct_meshes(meshes, target))
+                ]
+                meshes = [tuple(min(every)[2])]
+            found = layout(meshes[0], EFFORTS[first.level], is_brief=False)
+        if found.fits:
+            return to_json(SharedLayout(meshes[0], found.specs, found.bound_s))
+        members = programs.members(target, meshes[0])
+        request = min((m.request for m in members), key=lambda r: r.memory_budget_bytes)
+        least = request.budget_for(found.smallest_peak_bytes)
+        raise InfeasiblePlanError(
+            f"{WHAT}: no layout of the shared state fits the memory budget.",
+            where=f"programs {', '.join(programs.names)} on mesh"
+            f" ({axes_text(meshes[0])}); {request.budget_text}",
+            numbers="smallest peak found"
+            f" {format_bytes(found.smallest_peak_bytes)}, with what the other programs"
+            " need later",
+            fix=f"raise memory_budget_bytes to {least} ({format_bytes(least)}); or plan"
+            " fewer programs together, whose state need not stay.",
+        )
 
     asked = {
         "hardware": repr(target),
@@ -357,63 +400,4 @@ def decided_layout(
             decide,
             WHAT,
         ),
-    )
-
-
-def _search(
-    programs: Together,
-    target: Target,
-    shared: list[list[Slot]],
-    report: Callable[[float | None, float | None], None],
-) -> tuple[MeshAxes, SharedSolution]:
-    """Return the best mesh, and the best layout on it."""
-    # The solver takes a second to import, which loading a plan need not wait for.
-    from rhino_jax.analysis.program_analysis import ProgramAnalysis
-    from rhino_jax.planner.search.compare import COMPARED
-    from rhino_jax.planner.search.driver import distinct_meshes
-    from rhino_jax.planner.search.together import search_layout
-    from rhino_jax.solver.incumbents import EFFORTS
-
-    plan_options = next(iter(programs.plan_options.values()))
-    analyses = [ProgramAnalysis.of(program, target) for program in programs.programs]
-    meshes = programs.meshes(target)
-    limit = plan_options.time_limit_s
-    deadline = programs.started + (math.inf if limit is None else limit / 2)
-
-    def layout(axes: MeshAxes, effort: Any, *, is_brief: bool) -> SharedSolution:
-        members = programs.members(target, axes, shared)
-        effort = replace(effort, deadline=deadline, seed=plan_options.seed)
-        return search_layout(
-            members, analyses, shared, axes, effort, report, is_brief=is_brief
-        )
-
-    if len(meshes) > 1:
-        every = [
-            (layout(tuple(axes), COMPARED, is_brief=True), i, tuple(axes))
-            for i, axes in enumerate(distinct_meshes(meshes, target))
-        ]
-        meshes = [min((found.objective_s, i, axes) for found, i, axes in every)[2]]
-    found = layout(meshes[0], EFFORTS[plan_options.level], is_brief=False)
-    if not found.fits:
-        members = programs.members(target, meshes[0], shared)
-        raise _nothing_fits(programs, found, members, meshes[0])
-    return meshes[0], found
-
-
-def _nothing_fits(
-    programs: Together,
-    layout: SharedSolution,
-    members: Sequence[Member],
-    axes: MeshAxes,
-) -> InfeasiblePlanError:
-    request = min((m.request for m in members), key=lambda r: r.memory_budget_bytes)
-    least = request.budget_for(layout.smallest_peak_bytes)
-    return InfeasiblePlanError(
-        f"{WHAT}: no layout of the shared state fits the memory budget.",
-        where=f"programs {', '.join(programs.names)} on mesh ({axes_text(axes)});"
-        f" {request.budget_text}",
-        numbers=f"smallest peak found {format_bytes(layout.smallest_peak_bytes)}, with"
-        " what the other programs need later",
-        fix=f"raise memory_budget_bytes to {least} ({format_bytes(least)}); or plan"
-        " fewer programs together, whose state need not stay.",
     )

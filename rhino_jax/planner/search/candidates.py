@@ -13,12 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.search.records import LIMITS, MeshProblem, SolvedMesh
 from rhino_jax.solver.incumbents import Effort
-from rhino_jax.solver.problem import Labels, PairTable, Problem
+from rhino_jax.solver.problem import Labels, PairTable
 from rhino_jax.solver.solve import solve
 from rhino_jax.utils.cache import Memo
 
@@ -124,7 +122,7 @@ def _is_same(one: SolvedMesh, other: SolvedMesh) -> bool:
 
 
 def _shape(found: SolvedMesh) -> str:
-    return "x".join(str(a.size) for a in found.mesh_problem.model.mesh.axes)
+    return "x".join(str(a.size) for a in found.model.mesh.axes)
 
 
 def _recipes(found: SolvedMesh) -> list[tuple[str, SolvedMesh]]:
@@ -137,7 +135,7 @@ def _recipes(found: SolvedMesh) -> list[tuple[str, SolvedMesh]]:
 
 
 def _fits(found: SolvedMesh, labels: Labels) -> bool:
-    problem = found.mesh_problem.model.problem
+    problem = found.model.problem
     return problem.peak(labels) <= problem.limit
 
 
@@ -154,31 +152,22 @@ def chosen(found: SolvedMesh, labels: Labels) -> SolvedMesh:
 def _reweighted(found: SolvedMesh, effort: Effort) -> list[tuple[str, SolvedMesh]]:
     """Return the best choices where communication costs more, and less."""
     symmetry, folded = found.mesh_problem.symmetry, found.mesh_problem.folded
-    assert found.solution.labels is not None
-    best = symmetry.contract(found.solution.labels)
+    best = symmetry.contract(found.labels)
     named = []
     for weight in LIMITS.communication_weights:
-        problem = _with_weight(folded.problem, folded.compute.costs, weight)
+        problem, memo = folded.problem, Memo()
+        costs = [
+            compute + weight * (total - compute)
+            for total, compute in zip(problem.costs, folded.compute.costs, strict=True)
+        ]
+        edges = [
+            PairTable(e.source, e.target, memo.scaled(e.table, weight))
+            for e in problem.edges
+        ]
+        problem = replace(problem, costs=costs, edges=edges)
         labels = solve(problem, [best], effort).labels
         if labels is None:
             continue  # It fits only if repeated nodes choose differently.
         name = "less communication" if weight > 1 else "more communication"
         named.append((name, chosen(found, symmetry.expand(labels))))
     return named
-
-
-def _with_weight(
-    problem: Problem, compute: Sequence[np.ndarray], weight: float
-) -> Problem:
-    memo = Memo()
-    return replace(
-        problem,
-        costs=[
-            c + weight * (total - c)
-            for total, c in zip(problem.costs, compute, strict=True)
-        ],
-        edges=[
-            PairTable(e.source, e.target, memo.scaled(e.table, weight))
-            for e in problem.edges
-        ],
-    )

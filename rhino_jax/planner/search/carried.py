@@ -3,24 +3,25 @@ or that of the same program with other pins, which is then solved again."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.model.build import MeshModel
+from rhino_jax.model.options import Options
 from rhino_jax.model.strategies import Strategy
 from rhino_jax.planner.search.candidates import chosen
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.passes import SOLVE
-from rhino_jax.planner.search.records import MeshProblem, Progress, Request, SolvedMesh
+from rhino_jax.planner.search.records import MeshProblem, Request, SolvedMesh
 from rhino_jax.solver.incumbents import EFFORTS
-from rhino_jax.solver.problem import Labels
+from rhino_jax.solver.problem import Labels, Problem
 from rhino_jax.utils.gc import no_garbage_collection
 
 
@@ -39,7 +40,7 @@ def carried(solved: SolvedMesh, mesh_problem: MeshProblem) -> Labels | None:
     Returns:
       The labels of all nodes; None where the other program has no solution.
     """
-    labels, before = solved.solution.labels, solved.mesh_problem.model
+    labels, before = solved.solution.labels, solved.model
     if labels is None:
         return None
     known: dict[Hashable, list[Strategy]] = defaultdict(list)
@@ -48,21 +49,22 @@ def carried(solved: SolvedMesh, mesh_problem: MeshProblem) -> Labels | None:
         known[_line(before.graph, node)].append(mine)
     model = mesh_problem.model
     met: dict[Hashable, int] = defaultdict(int)
-    places: dict[int, dict[Strategy, int]] = {}
     found = np.zeros(len(model.graph.nodes), dtype=np.int64)
+    place_of = cache(_place_of)  # Nodes with equal options share one object.
     for node in model.graph.nodes:
         line, options = _line(model.graph, node), model.options[node.id]
-        # Nodes with equal options share one object.
-        place = places.get(id(options))
-        if place is None:
-            place = {s: k for k, s in enumerate(options.strategies)}
-            places[id(options)] = place
+        place = place_of(options)
         like = known.get(line, [])
         at = min(met[line], len(like) - 1)
         met[line] += 1
         label = place.get(like[at]) if like else None
         found[node.id] = np.argmin(options.cost_s) if label is None else label
     return found
+
+
+def _place_of(options: Options) -> dict[Strategy, int]:
+    """Return strategy → its position among the options of a node."""
+    return {s: k for k, s in enumerate(options.strategies)}
 
 
 def _line(graph: Graph, node: Node) -> Hashable:
@@ -80,12 +82,7 @@ def _line(graph: Graph, node: Node) -> Hashable:
 
 
 @no_garbage_collection()
-def search_held(
-    found: SearchResult,
-    request: Request,
-    *,
-    progress: Progress | None = None,
-) -> SearchResult:
+def search_held(found: SearchResult, request: Request) -> SearchResult:
     """Solve the best mesh of a result with other pins or another budget.
 
     The program is not analysed again, and the search starts from the known solution.
@@ -94,15 +91,13 @@ def search_held(
     Args:
       found: a result of the same program.
       request: its pins replace those of the result.
-      progress: called with new best objectives and bounds, in seconds.
     Raises:
       PinError: an op cannot produce what is pinned.
     """
     started = time.monotonic()
-    deadline = started + (request.time_limit_s or math.inf)
-    request = replace(request, deadline=min(request.deadline, deadline))
-    best = found.solved[0]
-    before = best.mesh_problem.model
+    request = request.begun(started)
+    best = found.best
+    before = best.model
     mesh_problem = build_mesh_problem(before.analysis, found.mesh_axes, request)
     starts: list[Labels] = []
     known = best.solution.labels
@@ -113,7 +108,6 @@ def search_held(
         mesh_problem,
         EFFORTS[request.level],
         request,
-        progress,
         starts,
     )
     return replace(
@@ -133,7 +127,7 @@ def repriced(found: SearchResult, request: Request) -> SearchResult | None:
       The result; None where the options differ, as they may on a mesh of many axes, of
         which not all are enumerated.
     """
-    best = found.solved[0]
+    best = found.best
     old, solution = best.mesh_problem, best.solution
     new = build_mesh_problem(old.model.analysis, found.mesh_axes, request)
     recipes = {
@@ -157,31 +151,33 @@ def carried_over(before: MeshModel, after: MeshModel, labels: Labels) -> Labels:
     """Map labels of one model to another of the same program and mesh: each node keeps
     its strategy where it exists, and else takes the cheapest one given the others."""
     chosen = np.zeros(len(labels), dtype=np.int64)
-    # Nodes with equal options share one object.
-    places: dict[int, dict[object, int]] = {}
+    place_of = cache(_place_of)  # Nodes with equal options share one object.
     lost: list[int] = []
     for n, label in enumerate(labels.tolist()):
         old, new = before.options[n], after.options[n]
         if old.strategies is new.strategies:
             chosen[n] = label
             continue
-        place = places.get(id(new))
-        if place is None:
-            place = places[id(new)] = {s: k for k, s in enumerate(new.strategies)}
-        kept = place.get(old.strategies[label])
+        kept = place_of(new).get(old.strategies[label])
         if kept is None:
             lost.append(n)
         else:
             chosen[n] = kept
     if not lost:
         return chosen
-    problem, around = after.problem, set(lost)
-    costs = {n: problem.costs[n].astype(float).copy() for n in lost}
-    for edge in problem.edges:
-        if edge.source in around:
-            costs[edge.source] += edge.table[:, chosen[edge.target]]
-        if edge.target in around:
-            costs[edge.target] += edge.table[chosen[edge.source], :]
-    for n in lost:
-        chosen[n] = int(costs[n].argmin())
+    for n, costs in costs_given(after.problem, chosen, lost).items():
+        chosen[n] = int(costs.argmin())
     return chosen
+
+
+def costs_given(
+    problem: Problem, labels: Labels, nodes: Iterable[int]
+) -> dict[int, np.ndarray]:
+    """Return node → the cost of each of its options, with the labels of all others."""
+    costs = {n: problem.costs[n].astype(float) for n in nodes}
+    for source, target, table in problem.edges:
+        if source in costs:
+            costs[source] = costs[source] + table[:, labels[target]]
+        if target in costs:
+            costs[target] = costs[target] + table[labels[source], :]
+    return costs

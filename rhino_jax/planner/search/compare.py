@@ -23,12 +23,11 @@ from rhino_jax.planner.search.passes import SOLVE
 from rhino_jax.planner.search.recipe_choices import first_choices
 from rhino_jax.planner.search.records import (
     LIMITS,
+    MeshAxes,
     MeshProblem,
-    Progress,
     Request,
     SolvedMesh,
 )
-from rhino_jax.planner.search.solve_on_mesh import is_over
 from rhino_jax.solver.incumbents import EFFORTS, Effort
 from rhino_jax.solver.least_peak import least_possible
 from rhino_jax.solver.problem import Labels
@@ -70,7 +69,7 @@ class MoreAxes:
         before = self.best.get(num_axes, math.inf)
         self.best[num_axes] = min(before, found.solution.objective)
         if found.solution.unfit is not None:
-            problem = found.mesh_problem.model.problem
+            problem = found.model.problem
             divided = least_possible(problem, found.mesh_problem.devices)
             self.nothing_fits |= divided > problem.limit
 
@@ -112,8 +111,6 @@ COMPARED = replace(EFFORTS["fast"], max_starts=2, max_fusions=0)
 BRIEF = replace(COMPARED, max_rounds=0, max_weights=1, max_prices=0)
 """Effort by which all meshes are compared first: local search alone."""
 
-MeshAxes = Sequence[tuple[str, int]]
-
 
 @dataclass(slots=True, eq=False)
 class Comparison:
@@ -122,7 +119,6 @@ class Comparison:
     Attributes:
       analysis: the program.
       request: budget, pins and limits.
-      progress: called with new best objectives, in seconds.
       solved: the best few meshes, the best first.
       objectives: sizes of a mesh's axes → the shortest step found there, in seconds.
       limits: which meshes of three and more axes are tried.
@@ -138,7 +134,6 @@ class Comparison:
 
     analysis: ProgramAnalysis
     request: Request
-    progress: Progress | None
     limits: MoreAxes
     solved: list[SolvedMesh] = field(default_factory=list)
     objectives: dict[tuple[int, ...], float] = field(default_factory=dict)
@@ -149,11 +144,20 @@ class Comparison:
 
     def run(self, meshes: Sequence[MeshAxes]) -> None:
         """Compare meshes, fewest axes first."""
-        built = self._built(meshes)
+        built: dict[tuple[tuple[str, int], ...], MeshProblem] = {}
+        if self.bound_axes is not None:  # Compute bounds a step.
+            built = {
+                tuple(axes): build_mesh_problem(self.analysis, axes, self.request)
+                for at, axes in enumerate(meshes)
+                if not at or sum(size > 1 for _, size in axes) <= 2
+            }
+            computes = (of.overlap.compute.costs for of in built.values())
+            self.least_s = min(sum(float(c.min()) for c in costs) for costs in computes)
+            self.worth_s = self.bound_axes(0, self.least_s, None)
         for num_axes, group in groupby(meshes, key=len):
             brief: list[SolvedMesh] = []
             for axes in group:
-                if self.objectives and is_over(self.request):
+                if self.objectives and self.request.is_over:
                     self.limits.untimely += 1
                 elif self.limits.allow(num_axes):
                     brief.append(self._briefly(axes, built.pop(tuple(axes), None)))
@@ -202,22 +206,6 @@ class Comparison:
     def _best_s(self) -> float:
         return min(self.worth_s, *self.objectives.values(), math.inf)
 
-    def _built(
-        self, meshes: Sequence[MeshAxes]
-    ) -> dict[tuple[tuple[str, int], ...], MeshProblem]:
-        """Return the problems of the meshes whose compute bounds a step."""
-        if self.bound_axes is None:
-            return {}
-        built = {
-            tuple(axes): build_mesh_problem(self.analysis, axes, self.request)
-            for at, axes in enumerate(meshes)
-            if not at or sum(size > 1 for _, size in axes) <= 2
-        }
-        computes = (of.overlap.compute.costs for of in built.values())
-        self.least_s = min(sum(float(c.min()) for c in costs) for costs in computes)
-        self.worth_s = self.bound_axes(0, self.least_s, None)
-        return built
-
     def _briefly(self, axes: MeshAxes, built: MeshProblem | None) -> SolvedMesh:
         """Run a local search on one mesh; a full search where memory binds, or no
         recipe gives a start."""
@@ -261,27 +249,25 @@ class Comparison:
         starts: Sequence[Labels],
         before: Solution | None = None,
     ) -> SolvedMesh:
-        request = self.request
-        found = SOLVE.run(
-            request.watch, mesh_problem, effort, request, None, starts, before
-        )
+        quiet, report = replace(self.request, progress=None), self.request.progress
+        found = SOLVE.run(quiet.watch, mesh_problem, effort, quiet, starts, before)
         sizes = _sizes(mesh_problem)
         if effort.max_rounds:
             self.full.add(sizes)
         self.limits.met(len(sizes), found)
         known_s = self.objectives.get(sizes, math.inf)
         self.objectives[sizes] = min(known_s, found.solution.objective)
-        if self.progress is not None and math.isfinite(self._best_s):
-            self.progress(self._best_s, None)
+        if report is not None and math.isfinite(self._best_s):
+            report(self._best_s, None)
         return found
 
     def _take(self, *found: SolvedMesh) -> None:
         """Add results to the best few meshes; of each mesh, the first result counts."""
-        known = {f.mesh_problem.model.mesh.signature for f in self.solved}
-        new = [f for f in found if f.mesh_problem.model.mesh.signature not in known]
+        known = {f.model.mesh.signature for f in self.solved}
+        new = [f for f in found if f.model.mesh.signature not in known]
         every = sorted(
             [*self.solved, *new],
-            key=lambda f: _rank(_step_s(f), len(f.mesh_problem.model.mesh.axes)),
+            key=lambda f: _rank(_step_s(f), len(f.model.mesh.axes)),
         )
         self.solved = every[: LIMITS.most_meshes]
 

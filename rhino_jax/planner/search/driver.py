@@ -25,12 +25,12 @@ from rhino_jax.planner.search.read_back.assemble import assemble
 from rhino_jax.planner.search.recipe_choices import first_choices, with_recipes
 from rhino_jax.planner.search.records import (
     LIMITS,
+    MeshAxes,
     MeshProblem,
-    Progress,
     Request,
     SolvedMesh,
 )
-from rhino_jax.planner.search.solve_on_mesh import as_solution, is_over
+from rhino_jax.planner.search.solve_on_mesh import as_solution
 from rhino_jax.recipes.recipes import plain_recipes
 from rhino_jax.solver.incumbents import EFFORTS, RECIPE_EFFORTS, Effort
 from rhino_jax.solver.least_peak import least_possible
@@ -48,11 +48,9 @@ the batch, with recipes 0.3 %, with ten rounds of messages 2 %)."""
 @no_garbage_collection()
 def choose_plan(
     program: Program,
-    meshes: Sequence[Sequence[tuple[str, int]]],
+    meshes: Sequence[MeshAxes],
     target: Target,
     request: Request,
-    *,
-    progress: Progress | None = None,
 ) -> PlanData:
     """Plan a program on the best of several meshes.
 
@@ -60,17 +58,16 @@ def choose_plan(
     three and more axes are left out where the axis before gained little or the search
     would take long (`LIMITS.axis_gain`, `LIMITS.meshes_s`), which the notes say.
     """
-    return find(program, meshes, target, request, progress=progress).plan()
+    return find(program, meshes, target, request).plan()
 
 
 @no_garbage_collection()
 def find(
     program: Program,
-    meshes: Sequence[Sequence[tuple[str, int]]],
+    meshes: Sequence[MeshAxes],
     target: Target,
     request: Request,
     *,
-    progress: Progress | None = None,
     like: SearchResult | None = None,
     is_estimate: bool = False,
     bound_axes: Callable[[int, float, SearchResult | None], float] | None = None,
@@ -78,7 +75,7 @@ def find(
     """Search as `choose_plan` does, and read no plan back.
 
     Args:
-      program, meshes, target, request, progress: see `choose_plan`.
+      program, meshes, target, request: see `choose_plan`.
       like: the result of a program that is nearly the same; on its mesh alone, the
         search starts from there and from recipes.
       is_estimate: where there are several meshes, stop at their comparison and do not
@@ -87,7 +84,7 @@ def find(
       bound_axes: see `Comparison`; called with the best mesh as a result.
     """
     started = time.monotonic()
-    request = _with_deadline(request, started)
+    request = request.begun(started)
 
     def bound(num_axes: int, least_s: float, best: SolvedMesh | None) -> float:
         assert bound_axes is not None
@@ -111,24 +108,31 @@ def find(
     within = replace(request, deadline=request.deadline - analysis_s)
     different = distinct_meshes(meshes, target)
     if len(meshes) == 1:
-        one = _on_one_mesh(analysis, different[0], within, progress, like, is_estimate)
-        return result([one[0]], one[1])
+        mesh_problem = build_mesh_problem(analysis, different[0], within)
+        starts = [] if within.has_recipes else first_choices(mesh_problem)
+        is_like = like is not None and like.mesh_axes == tuple(different[0])
+        if like is not None and is_like:
+            choice = carried(like.best, mesh_problem)
+            starts = starts if choice is None else [choice, *starts]
+        if is_like and is_estimate:
+            one = brief = _solved(mesh_problem, within, starts, LIKE)
+        else:
+            one, brief = _at_level(mesh_problem, within, starts)
+        return result([one], brief)
     limits, own = MoreAxes.of(within), None if bound_axes is None else bound
-    comparison = Comparison(analysis, within, progress, limits, bound_axes=own)
+    comparison = Comparison(analysis, within, limits, bound_axes=own)
     comparison.run(different)
     every, in_order = comparison.solved, comparison.in_order
     compared = brief = every[0]
     if not is_estimate and compared.solution.bound <= within.cutoff_s:
         every[0], brief = _at_level(
-            compared.mesh_problem, within, progress, [], compared.solution
+            compared.mesh_problem, within, [], compared.solution
         )
     return result(every, brief, in_order, comparison.notes())
 
 
 @no_garbage_collection()
-def search_again(
-    found: SearchResult, request: Request, *, progress: Progress | None = None
-) -> SearchResult:
+def search_again(found: SearchResult, request: Request) -> SearchResult:
     """Search the best mesh of a result again, under another request.
 
     The search starts from the known solution.
@@ -136,41 +140,38 @@ def search_again(
     Args:
       found: the result.
       request: must have the same pins; level, memory and limits may differ.
-      progress: called with new best objectives and bounds, in seconds.
     """
     started = time.monotonic()
-    request = _with_deadline(request, started)
-    best = found.solved[0]
+    request = request.begun(started)
+    best = found.best
     mesh_problem = best.mesh_problem.within(request.memory_budget_bytes)
     before = best.solution
     starts = first_choices(mesh_problem) if before.labels is None else []
-    solved, brief = _at_level(mesh_problem, request, progress, starts, before)
+    solved, brief = _at_level(mesh_problem, request, starts, before)
     return replace(found, solved=[solved], brief=brief, request=request)
 
 
 @no_garbage_collection()
 def make_candidates(
     program: Program,
-    meshes: Sequence[Sequence[tuple[str, int]]],
+    meshes: Sequence[MeshAxes],
     target: Target,
     request: Request,
     count: int,
-    *,
-    progress: Progress | None = None,
 ) -> tuple[PlanCandidate, ...]:
     """Return the plan of `choose_plan`, and others of nearly its predicted step time,
     to be compiled.
 
     Args:
-      program, meshes, target, request, progress: see `choose_plan`.
+      program, meshes, target, request: see `choose_plan`.
       count: maximum number of plans, fewer where fewer differ; plain recipes, as most
         people write them, are added to these.
     """
-    result = find(program, meshes, target, request, progress=progress)
+    result = find(program, meshes, target, request)
     found, notes, request = result.solved, result.notes, result.request
     variants = [("best", found[0])]
-    if found[0].solution.labels is not None and not is_over(request):
-        model, effort = found[0].mesh_problem.model, _recipe_effort(request)
+    if found[0].solution.labels is not None and not request.is_over:
+        model, effort = found[0].model, _recipe_effort(request)
         axes = [(a.name, a.size) for a in model.mesh.axes]
         annotated = build_mesh_problem(
             model.analysis, axes, replace(request, density="matmul")
@@ -193,7 +194,7 @@ def make_candidates(
 @no_garbage_collection()
 def make_recipe_plans(
     program: Program,
-    mesh_axes: Sequence[tuple[str, int]],
+    mesh_axes: MeshAxes,
     target: Target,
     request: Request,
 ) -> dict[str, PlanData | None]:
@@ -228,30 +229,9 @@ def make_recipe_plans(
     }
 
 
-def _on_one_mesh(
-    analysis: ProgramAnalysis,
-    axes: Sequence[tuple[str, int]],
-    request: Request,
-    progress: Progress | None,
-    like: SearchResult | None,
-    is_estimate: bool,
-) -> tuple[SolvedMesh, SolvedMesh]:
-    mesh_problem = build_mesh_problem(analysis, axes, request)
-    starts = [] if request.has_recipes else first_choices(mesh_problem)
-    if like is None or like.mesh_axes != tuple(axes):
-        return _at_level(mesh_problem, request, progress, starts)
-    choice = carried(like.solved[0], mesh_problem)
-    starts = starts if choice is None else [choice, *starts]
-    if not is_estimate:
-        return _at_level(mesh_problem, request, progress, starts)
-    found = _solved(mesh_problem, request, progress, starts, LIKE)
-    return found, found
-
-
 def _at_level(
     mesh_problem: MeshProblem,
     request: Request,
-    progress: Progress | None,
     starts: Sequence[Labels],
     before: Solution | None = None,
 ) -> tuple[SolvedMesh, SolvedMesh]:
@@ -262,7 +242,7 @@ def _at_level(
     it is never worse.
 
     Args:
-      mesh_problem, request, progress, starts, before: see `solve_on_mesh`.
+      mesh_problem, request, starts, before: see `solve_on_mesh`.
     Returns:
       The result, and that of level "fast".
     """
@@ -273,17 +253,16 @@ def _at_level(
     else:
         watch = request.watch if is_fast else None
         asked = replace(request, level="fast", watch=watch)
-        brief = _solved(mesh_problem, asked, progress, starts, fast, before)
+        brief = _solved(mesh_problem, asked, starts, fast, before)
     if is_fast:
         return brief, brief
     effort, before = EFFORTS[request.level], brief.solution
-    return _solved(mesh_problem, request, progress, starts, effort, before), brief
+    return _solved(mesh_problem, request, starts, effort, before), brief
 
 
 def _solved(
     mesh_problem: MeshProblem,
     request: Request,
-    progress: Progress | None,
     starts: Sequence[Labels],
     effort: Effort,
     before: Solution | None = None,
@@ -294,24 +273,16 @@ def _solved(
         mesh_problem = RECIPES.run(
             watch, mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
         )
-    return SOLVE.run(watch, mesh_problem, effort, request, progress, starts, before)
+    return SOLVE.run(watch, mesh_problem, effort, request, starts, before)
 
 
-def distinct_meshes(
-    meshes: Sequence[Sequence[tuple[str, int]]], target: Target
-) -> list[Sequence[tuple[str, int]]]:
+def distinct_meshes(meshes: Sequence[MeshAxes], target: Target) -> list[MeshAxes]:
     """Drop meshes that differ from another only in the names of their axes: their plans
     are the same."""
-    found: dict[frozenset[object], Sequence[tuple[str, int]]] = {}
+    found: dict[frozenset[object], MeshAxes] = {}
     for axes in meshes:
         found.setdefault(lay_out(target, axes).signature, axes)
     return list(found.values())
-
-
-def _with_deadline(request: Request, started: float) -> Request:
-    """Return the request with a deadline from its time limit."""
-    deadline = started + (request.time_limit_s or math.inf)
-    return replace(request, deadline=min(request.deadline, deadline))
 
 
 def _recipe_effort(request: Request) -> Effort:
@@ -323,7 +294,7 @@ def _recipe_effort(request: Request) -> Effort:
 
 def find_minimum_memory(
     program: Program,
-    meshes: Sequence[Sequence[tuple[str, int]]],
+    meshes: Sequence[MeshAxes],
     target: Target,
     request: Request,
 ) -> SearchResult:
@@ -348,18 +319,14 @@ def find_minimum_memory(
     free = replace(request, memory_budget_bytes=budget, watch=None)
     every = distinct_meshes(meshes, target)
     short = [axes for axes in every if len(axes) <= LIMITS.minimum_axes]
-    found = [_on(analysis, axes, free) for axes in short or every[:1]]
+    found: list[SolvedMesh] = []
+    for axes in short or every[:1]:
+        mesh_problem = build_mesh_problem(analysis, axes, free).within(math.inf)
+        solution = as_solution(mesh_problem, minimum_memory(mesh_problem))
+        found.append(SolvedMesh(mesh_problem, solution))
     found.sort(key=lambda one: one.solution.peak)
     unlimited = replace(free, memory_budget_bytes=math.inf)
     return SearchResult(found, (), [], target, unlimited, started)
-
-
-def _on(
-    analysis: ProgramAnalysis, axes: Sequence[tuple[str, int]], request: Request
-) -> SolvedMesh:
-    mesh_problem = build_mesh_problem(analysis, axes, request).within(math.inf)
-    labels = minimum_memory(mesh_problem)
-    return SolvedMesh(mesh_problem, as_solution(mesh_problem, labels))
 
 
 def refused(found: SearchResult, request: Request) -> SearchResult:
@@ -387,5 +354,5 @@ def divided_peak(found: SearchResult) -> float:
     Args:
       found: a result of `find_minimum_memory`.
     """
-    mesh_problem = found.solved[0].mesh_problem
+    mesh_problem = found.best.mesh_problem
     return least_possible(mesh_problem.model.problem, mesh_problem.devices)

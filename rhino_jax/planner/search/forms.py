@@ -92,7 +92,7 @@ def recipes_text(mesh_problem: MeshProblem) -> str:
 
 def solution_text(found: SolvedMesh) -> str:
     """Print the option that every node takes, with its cost."""
-    model, solution = found.mesh_problem.model, found.solution
+    model, solution = found.model, found.solution
     lines = [
         f"solution  {format_seconds(solution.objective)}"
         f"  at least {format_seconds(solution.bound)}"

@@ -41,14 +41,19 @@ class SearchResult:
     brief: SolvedMesh | None = None
 
     @property
+    def best(self) -> SolvedMesh:
+        """The best mesh, searched."""
+        return self.solved[0]
+
+    @property
     def fits(self) -> bool:
         """Whether a plan fits the memory budget on the best mesh."""
-        return self.solved[0].solution.labels is not None
+        return self.best.solution.labels is not None
 
     @property
     def step_s(self) -> float:
         """Predicted step of the best mesh in seconds; infinite where nothing fits."""
-        return self.solved[0].solution.objective if self.fits else math.inf
+        return self.best.solution.objective if self.fits else math.inf
 
     @property
     def at_fast(self) -> SearchResult:
@@ -64,26 +69,22 @@ class SearchResult:
     @property
     def compute_s(self) -> float:
         """Compute time of the best mesh in seconds; a plan must fit."""
-        best = self.solved[0]
-        assert best.solution.labels is not None, "nothing fits"
-        return best.mesh_problem.overlap.compute.objective(best.solution.labels)
+        return self.best.mesh_problem.overlap.compute.objective(self.best.labels)
 
     @property
     def stack_copies_s(self) -> float:
         """Seconds of copies into and out of stacks of loops; a plan must fit."""
-        best = self.solved[0]
-        assert best.solution.labels is not None, "nothing fits"
-        model = best.mesh_problem.model
+        model = self.best.model
         return sum(
             node.count * float(model.options[node.id].compute_s[label])
-            for node, label in zip(model.graph.nodes, best.solution.labels, strict=True)
+            for node, label in zip(model.graph.nodes, self.best.labels, strict=True)
             if node.kind in (NodeKind.SLICE, NodeKind.STACK)
         )
 
     @property
     def is_bound_by_memory(self) -> bool:
         """Whether another choice would be cheaper, or fit, with more memory."""
-        return not self.fits or self.solved[0].solution.dual is not None
+        return not self.fits or self.best.solution.dual is not None
 
     @property
     def is_too_slow(self) -> bool:
@@ -100,25 +101,21 @@ class SearchResult:
     @property
     def meshes(self) -> list[tuple[tuple[str, int], ...]]:
         """Axes of the best few meshes, as `mesh_axes`, the best first."""
-        meshes = (found.mesh_problem.model.mesh for found in self.solved)
+        meshes = (found.model.mesh for found in self.solved)
         return [tuple((a.name, a.size) for a in mesh.axes) for mesh in meshes]
 
     def is_same_choice(self, other: SearchResult) -> bool:
         """Whether another result of the same search has the same plan."""
-        mine, theirs = (found.solved[0].solution.labels for found in (self, other))
-        if mine is None or theirs is None:
-            return False
-        return np.array_equal(mine, theirs)
+        both = self.fits and other.fits
+        return both and np.array_equal(self.best.labels, other.best.labels)
 
     def decisions(self) -> Decisions:
         """Return the specs of the plan, where there is one."""
-        labels = self.solved[0].solution.labels
-        assert labels is not None, "nothing fits"
-        return decisions_by(self.solved[0].mesh_problem, labels, self.request)
+        return decisions_by(self.best.mesh_problem, self.best.labels, self.request)
 
     def recipes(self) -> dict[str, Predicted | None]:
         """Return the predictions for the recipes that the program allows."""
-        return recipes_of(self.solved[0].mesh_problem)
+        return recipes_of(self.best.mesh_problem)
 
     def plan(self) -> PlanData:
         """Read the plan of the best mesh back.
@@ -130,7 +127,7 @@ class SearchResult:
             self.request.watch,
             self.target,
             self.request,
-            self.solved[0],
+            self.best,
             self.started,
             self.compared,
         )

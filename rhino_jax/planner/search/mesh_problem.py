@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
-from rhino_jax.analysis.graph import Graph, NodeKind
+from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.mesh import LaidMesh
@@ -24,17 +23,29 @@ from rhino_jax.model.options import NodePin, OptionBuilder, Options
 from rhino_jax.planner.search.folding import solve_mesh_problem
 from rhino_jax.planner.search.passes import FOLD, PRICE
 from rhino_jax.planner.search.recipe_choices import first_choices, with_recipes
-from rhino_jax.planner.search.records import MeshProblem, Request
+from rhino_jax.planner.search.records import MeshAxes, MeshProblem, Request
 from rhino_jax.solver.incumbents import EFFORTS, RECIPE_EFFORTS
 
 
 def build_mesh_problem(
     analysis: ProgramAnalysis,
-    mesh_axes: Sequence[tuple[str, int]],
+    mesh_axes: MeshAxes,
     request: Request,
 ) -> MeshProblem:
     """Enumerate the options on one mesh, with their costs; recipes follow later."""
-    pinned = pinned_nodes(analysis.graph, request)
+    pinned: dict[int, NodePin] = {
+        n.id: ((0, spec),)
+        for n in analysis.graph.nodes
+        for kind, pins in (
+            (NodeKind.INPUT, request.pins),
+            (NodeKind.OUTPUT, request.output_pins),
+        )
+        if n.kind is kind and (spec := pins.get(n.slot)) is not None
+    }
+    for value, pin in request.value_pins.items():
+        port = analysis.graph.held.get(value)
+        if port is not None:
+            pinned[port.node] = (*pinned.get(port.node, ()), (port.result, pin.spec))
     slower = request.corrections.communication
     target = (
         analysis.target if slower == 1.0 else analysis.target.with_slower_links(slower)
@@ -43,24 +54,6 @@ def build_mesh_problem(
     if request.density != "all":
         mesh = replace(mesh, lowering=mesh.lowering.without_waypoints())
     return _on(analysis, mesh, pinned, request)
-
-
-def pinned_nodes(graph: Graph, request: Request) -> dict[int, NodePin]:
-    """Return node → its pinned (result, spec) pairs."""
-    pinned: dict[int, NodePin] = {
-        n.id: ((0, spec),)
-        for n in graph.nodes
-        for kind, pins in (
-            (NodeKind.INPUT, request.pins),
-            (NodeKind.OUTPUT, request.output_pins),
-        )
-        if n.kind is kind and (spec := pins.get(n.slot)) is not None
-    }
-    for value, pin in request.value_pins.items():
-        port = graph.held.get(value)
-        if port is not None:
-            pinned[port.node] = (*pinned.get(port.node, ()), (port.result, pin.spec))
-    return pinned
 
 
 def _on(

@@ -28,7 +28,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from rhino_jax.analysis.inline_regions import inline_regions
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.errors import RhinoError
-from rhino_jax.frontend.trace import Traced, trace_call
+from rhino_jax.frontend.trace import trace_call
 from rhino_jax.model.build import build_model
 from rhino_jax.planner.search import forms
 from rhino_jax.planner.search.folding import fold
@@ -129,15 +129,6 @@ class Dump:
             self.folder.mkdir(exist_ok=True)
         except OSError as error:
             raise self._failed(self.folder, error) from error
-
-    @classmethod
-    def of_traced(
-        cls, folder: str | os.PathLike[str], traced: Traced, what: str
-    ) -> Dump:
-        """Return a dump that has written the traced program already."""
-        found = cls(folder, what)
-        found(TRACE, traced)
-        return found
 
     def __call__(self, step: Pass[..., Any], form: Any) -> None:
         path = self.folder / f"{self._count:02}_{step.name.replace(' ', '_')}.txt"

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rhino_jax.analysis.graph import Node
 from rhino_jax.planner.search.records import MeshProblem
 from rhino_jax.recipes.recipes import Recipe, recipes_for
 from rhino_jax.solver.incumbents import Effort
@@ -36,7 +35,7 @@ def with_recipes(
         cheapest = cheapest_restricted(
             mesh_problem.folded.problem,
             left,
-            _to_the_letter(mesh_problem, left),
+            mesh_problem.most_cut(left),
             effort,
             worth,
         )
@@ -53,7 +52,7 @@ def first_choices(mesh_problem: MeshProblem) -> list[Labels]:
         return []
     return [
         mesh_problem.symmetry.expand(left.expand(row, labels))
-        for row, labels in enumerate(_to_the_letter(mesh_problem, left))
+        for row, labels in enumerate(mesh_problem.most_cut(left))
     ]
 
 
@@ -63,17 +62,6 @@ def _allowed(
     """Return the recipes that apply to the program, and the options that they leave
     each orbit; None where no recipe applies."""
     recipes = [r for r in every if mesh_problem.book.allows(r)]
-    return recipes, mesh_problem.book.restrict(
-        recipes, _nodes(mesh_problem)
-    ) if recipes else None
-
-
-def _to_the_letter(mesh_problem: MeshProblem, left: Restrictions) -> Labels:
-    """Return the recipes taken literally: every orbit is sharded over as many mesh axes
-    as the recipe allows."""
-    return mesh_problem.book.most_cut(_nodes(mesh_problem), left)
-
-
-def _nodes(mesh_problem: MeshProblem) -> list[Node]:
-    """Return the first node of every orbit."""
-    return [mesh_problem.model.graph.nodes[n] for n in mesh_problem.symmetry.first]
+    if not recipes:
+        return [], None
+    return recipes, mesh_problem.book.restrict(recipes, mesh_problem.firsts)

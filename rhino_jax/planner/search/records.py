@@ -5,10 +5,12 @@ records that its passes exchange.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rhino_jax.analysis.graph import Node
 from rhino_jax.cost.corrections import NO_CORRECTIONS, CostCorrections
 from rhino_jax.ir.spec import Spec
 from rhino_jax.model.build import MeshModel
@@ -17,9 +19,13 @@ from rhino_jax.planner.search.symmetry import Symmetry
 from rhino_jax.recipes.recipe_book import RecipeBook
 from rhino_jax.solver.overlap import Overlap
 from rhino_jax.solver.problem import Labels, Problem
+from rhino_jax.solver.restricted import Restrictions
 from rhino_jax.solver.solve import Solution
 from rhino_jax.units import format_bytes, format_share
 
+
+MeshAxes = Sequence[tuple[str, int]]
+"""(Name, size) of the axes of a mesh, major first."""
 
 Watch = Callable[[Any, Any], None]
 """Called with a pass and the form that it returned: see `passes`."""
@@ -53,6 +59,7 @@ class Request:
         memory would do, each tried on its own; not where no user wrote them.
       corrections: corrections of costs by programs that were compiled.
       watch: called after every pass, or None.
+      progress: called with new best objectives and bounds, in seconds, or None.
     """
 
     memory_budget_bytes: float
@@ -70,6 +77,26 @@ class Request:
     names_pins: bool = True
     corrections: CostCorrections = NO_CORRECTIONS
     watch: Watch | None = field(default=None, compare=False)
+    progress: Progress | None = field(default=None, compare=False)
+
+    def begun(self, started: float) -> Request:
+        """Return the request with the deadline of its time limit.
+
+        Args:
+          started: `time.monotonic()` when the search began.
+        """
+        deadline = started + (self.time_limit_s or math.inf)
+        return replace(self, deadline=min(self.deadline, deadline))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the deadline has passed."""
+        return time.monotonic() > self.deadline
+
+    @property
+    def quiet(self) -> Request:
+        """The request without reports of passes and of progress."""
+        return replace(self, watch=None, progress=None)
 
     @property
     def whole_budget_bytes(self) -> int:
@@ -123,6 +150,16 @@ class MeshProblem:
         """The number of devices of the mesh."""
         return math.prod(axis.size for axis in self.model.mesh.axes)
 
+    @property
+    def firsts(self) -> list[Node]:
+        """The first node of every orbit."""
+        return [self.model.graph.nodes[n] for n in self.symmetry.first]
+
+    def most_cut(self, left: Restrictions) -> Labels:
+        """Return recipes taken literally: every orbit is sharded over as many mesh axes
+        as the recipe allows."""
+        return self.book.most_cut(self.firsts, left)
+
     def within(self, limit: float) -> MeshProblem:
         """Return the problem with another memory limit, its costs unchanged."""
         if limit == self.model.problem.limit:
@@ -151,6 +188,17 @@ class SolvedMesh:
     solution: Solution
     is_fallback: bool = False
     is_cut: bool = False
+
+    @property
+    def model(self) -> MeshModel:
+        """The costs of the searched problem."""
+        return self.mesh_problem.model
+
+    @property
+    def labels(self) -> Labels:
+        """The option of every node; a plan must fit."""
+        assert self.solution.labels is not None, "nothing fits"
+        return self.solution.labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from rhino_jax.planner.search.folding import solve_mesh_problem
-from rhino_jax.planner.search.records import MeshProblem, Progress, Request, SolvedMesh
+from rhino_jax.planner.search.records import MeshProblem, Request, SolvedMesh
 from rhino_jax.solver.incumbents import Effort
 from rhino_jax.solver.problem import Labels
 from rhino_jax.solver.solve import Solution
@@ -17,7 +16,6 @@ def solve_on_mesh(
     mesh_problem: MeshProblem,
     effort: Effort,
     request: Request,
-    progress: Progress | None,
     starts: Sequence[Labels] = (),
     before: Solution | None = None,
 ) -> SolvedMesh:
@@ -25,7 +23,7 @@ def solve_on_mesh(
 
     Args:
       mesh_problem: the problem.
-      effort, request, progress: limits of the search, and its report.
+      effort, request: limits of the search, and its report.
       starts: known choices of all nodes.
       before: the result of a search of the same problem, which this one continues.
     """
@@ -33,7 +31,7 @@ def solve_on_mesh(
     known = [*starts, *(x for x in mesh_problem.recipes.values() if x is not None)]
     if before is not None and before.labels is not None:
         known.insert(0, before.labels)
-    if is_over(request):
+    if request.is_over:
         fitting = [s for s in known if problem.peak(s) <= problem.limit]
         if fitting:
             best = as_solution(
@@ -46,14 +44,9 @@ def solve_on_mesh(
         seed=request.seed,
         cutoff_s=min(effort.cutoff_s, request.cutoff_s),
     )
-    report = progress or (lambda best, bound: None)
+    report = request.progress or (lambda best, bound: None)
     solution = solve_mesh_problem(mesh_problem, known, effort, report, before)
-    return SolvedMesh(mesh_problem, solution, is_cut=is_over(request))
-
-
-def is_over(request: Request) -> bool:
-    """Whether the request's deadline has passed."""
-    return time.monotonic() > request.deadline
+    return SolvedMesh(mesh_problem, solution, is_cut=request.is_over)
 
 
 def as_solution(mesh_problem: MeshProblem, labels: Labels) -> Solution:

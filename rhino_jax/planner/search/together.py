@@ -27,7 +27,7 @@ from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.shared import Slot, taken_with
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.recipe_choices import first_choices, with_recipes
-from rhino_jax.planner.search.records import MeshProblem, Request
+from rhino_jax.planner.search.records import MeshAxes, MeshProblem, Request
 from rhino_jax.recipes.recipes import recipes_for
 from rhino_jax.solver.incumbents import RECIPE_EFFORTS, Effort, Report
 from rhino_jax.solver.overlap import Overlap, Slack, Wait
@@ -96,7 +96,7 @@ def search_layout(
     members: Sequence[Member],
     analyses: Sequence[ProgramAnalysis],
     shared: Sequence[Sequence[Slot]],
-    mesh_axes: Sequence[tuple[str, int]],
+    mesh_axes: MeshAxes,
     effort: Effort,
     report: Report = lambda best, bound: None,
     *,

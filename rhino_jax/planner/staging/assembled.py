@@ -16,7 +16,6 @@ from rhino_jax.ir.spec import replicated, without
 from rhino_jax.passes.staged.stacks import End, Unstacked
 from rhino_jax.passes.staged.step import StagedStep, ValueKey, ValueKind
 from rhino_jax.pipeline.of_plan import schedule_of
-from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.lines import scaled, summed
@@ -53,6 +52,14 @@ def assemble_plan(
     mesh_axes, at = shapes.mesh_axes, shapes.stage_axis
     devices = _devices(shapes)
     program, results = search.traced.program, range(len(step.outputs))
+    notes = [n for g in groups for n in g.plan.notes]
+    if search.request.value_pins:
+        keys = ", ".join(sorted({p.key for p in search.request.value_pins.values()}))
+        notes.append(f"pins of inner values have no effect in several stages: {keys}.")
+    if search.refine:
+        notes.append(
+            "`refine` compiles no plans of several stages: `plan.verify` does."
+        )
     plan = replace(
         first,
         program_name=program.name,
@@ -91,11 +98,18 @@ def assemble_plan(
             replace(search.request, value_pins={}),
             [name for name, _ in mesh_axes],
         ),
-        notes=tuple(
-            dict.fromkeys([*(n for g in groups for n in g.plan.notes), *_notes(search)])
-        ),
+        notes=tuple(dict.fromkeys(notes)),
     )
-    predicted = _predicted(simulate(schedule_of(pipeline)), groups)
+    simulation = simulate(schedule_of(pipeline))
+    parts, step_s = [g.plan.predicted for g in groups], simulation.step_time_s
+    compute_s = max(p.compute_s for p in parts)
+    predicted = Predicted(
+        step_time_s=step_s,
+        compute_s=compute_s,
+        communication_s=max(step_s - compute_s, 0.0),
+        peak_bytes=simulation.peak_bytes,
+        flops_per_device=max(p.flops_per_device for p in parts),
+    )
     report = replace(
         plan.search,
         status="feasible",
@@ -104,24 +118,15 @@ def assemble_plan(
         gap=1.0,
         seconds=time.monotonic() - started,
     )
-    lines = _line_times(groups, devices, predicted)
-    return replace(plan, predicted=predicted, search=report, line_times=lines)
-
-
-def _line_times(
-    groups: Sequence[PlannedGroup],
-    devices: Sequence[Sequence[int]],
-    predicted: Predicted,
-) -> tuple[LineTime, ...]:
-    """Return the seconds of lines, as the mean over devices; the rest is idle time."""
-    total = sum(map(len, devices))
+    # The mean over devices; the rest is idle time.
     lines = [
         line
         for group, own in zip(groups, devices, strict=True)
-        for line in scaled(group.plan.line_times, len(own) / total)
+        for line in scaled(group.plan.line_times, len(own) / sum(map(len, devices)))
     ]
     idle_s = predicted.step_time_s - sum(line.seconds for line in lines)
-    return summed([*lines, LineTime("", idle_s=max(idle_s, 0.0))])
+    times = summed([*lines, LineTime("", idle_s=max(idle_s, 0.0))])
+    return replace(plan, predicted=predicted, search=report, line_times=times)
 
 
 def _devices(shapes: GroupMeshes) -> list[list[int]]:
@@ -173,32 +178,6 @@ def _whole(
             )
         found[end.whole] = replace(before, num_stages=end.part + 1)
     return tuple(found[i] for i in range(len(found)))
-
-
-def _notes(search: Search) -> list[str]:
-    """Return notes on requests that have no effect with several stages."""
-    found = []
-    if search.request.value_pins:
-        keys = ", ".join(sorted({p.key for p in search.request.value_pins.values()}))
-        found.append(f"pins of inner values have no effect in several stages: {keys}.")
-    if search.refine:
-        found.append(
-            "`refine` compiles no plans of several stages: `plan.verify` does."
-        )
-    return found
-
-
-def _predicted(simulation: Simulation, groups: Sequence[PlannedGroup]) -> Predicted:
-    parts = [g.plan.predicted for g in groups]
-    compute = max(p.compute_s for p in parts)
-    step_s = simulation.step_time_s
-    return Predicted(
-        step_time_s=step_s,
-        compute_s=compute,
-        communication_s=max(step_s - compute, 0.0),
-        peak_bytes=simulation.peak_bytes,
-        flops_per_device=max(p.flops_per_device for p in parts),
-    )
 
 
 def _input(

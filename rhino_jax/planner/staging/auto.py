@@ -13,18 +13,14 @@ from dataclasses import replace
 
 from rhino_jax.errors import (
     InfeasiblePlanError,
-    MicrobatchError,
-    PinError,
-    ScheduleError,
-    StageError,
 )
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
-from rhino_jax.planner.decision import Decision
-from rhino_jax.planner.variant_search import MIN_GAIN, Search
+from rhino_jax.planner.decision import MIN_GAIN, NOT_POSSIBLE, Decision, noted, row_of
+from rhino_jax.planner.variant_search import Search
 from rhino_jax.units import format_seconds
 
 
@@ -43,15 +39,6 @@ not tried: 32 equal layers on four submeshes had 0.88."""
 
 Places = tuple[int, ...]
 """For each stage, its number of places along the stage axis."""
-
-NOT_POSSIBLE = (
-    InfeasiblePlanError,
-    StageError,
-    MicrobatchError,
-    ScheduleError,
-    PinError,
-)
-"""Errors of programs that cannot be cut into so many stages."""
 
 
 def slow_seconds(plan: PlanData, target: Target) -> tuple[float, str]:
@@ -140,7 +127,7 @@ def merged(plan: PlanData, enough_s: float) -> list[Places]:
     return [(1,) * i + (2,) + (1,) * (count - 2 - i) for i in firsts]
 
 
-def climb(sizes: Decision[Places], counts: list[int]) -> None:
+def climb(sizes: Decision[Places, PlanData], counts: list[int]) -> None:
     """Try more and fewer stages than at first, as long as steps get shorter; bounds on
     those that are not fast enough, by as much as stages must gain."""
     equal = [(1,) * count for count in counts]
@@ -149,13 +136,14 @@ def climb(sizes: Decision[Places], counts: list[int]) -> None:
         last = sizes.seconds(equal[at])
         for places in after:
             took = sizes.seconds(places)
-            least = (1 - MIN_GAIN) * last if places in sizes.bounds else last
+            is_bound = places in sizes.left and math.isfinite(took)
+            least = (1 - MIN_GAIN) * last if is_bound else last
             if took >= least and math.isfinite(took + last):
                 break
             last = took
 
 
-def try_unequal(sizes: Decision[Places]) -> None:
+def try_unequal(sizes: Decision[Places, PlanData]) -> None:
     """Try unequal submeshes that may be clearly faster than the best equal ones."""
     equal = [*sizes.plans.values()]
     if not equal:
@@ -182,72 +170,51 @@ def with_stages(
     Raises:
       InfeasiblePlanError: `on_one`, where stages do not help.
     """
-    sizes: Decision[Places]
-    target, devices = search.target, search.devices
+    target, enough = search.target, math.inf
+    sizes: Decision[Places, PlanData]
+    sizes = Decision(lambda of: plan_in(of, enough), NOT_POSSIBLE)
     if isinstance(on_one, InfeasiblePlanError):
-        sizes = Decision(lambda of: plan_in(of, math.inf), NOT_POSSIBLE)
-        for count in counts_of(target, devices, fits=False):
+        for count in counts_of(target, search.devices, fits=False):
             if sizes.plan((1,) * count) is not None:
                 break
         if not sizes.plans:
             raise on_one
-        try_unequal(sizes)
         why = "stages were compared, since nothing fits on one mesh"
-        return _told(sizes, why, ())
-    slow_s, tier = slow_seconds(on_one, target)
-    flops = flops_of(search.traced.program)
-    enough = (1 - MIN_GAIN) * on_one.predicted.step_time_s
-    counts = [
-        n
-        for n in counts_of(target, devices, fits=True)
-        if least_step_s(on_one, flops, slow_s, n) < enough
-    ]
-    if not counts:
-        return on_one
-    sizes = Decision(lambda of: plan_in(of, enough), NOT_POSSIBLE)
-    climb(sizes, counts)
+        others: tuple[Variant, ...] = ()
+    else:
+        slow_s, tier = slow_seconds(on_one, target)
+        flops = flops_of(search.traced.program)
+        step_s = on_one.predicted.step_time_s
+        enough = (1 - MIN_GAIN) * step_s
+        counts = [
+            n
+            for n in counts_of(target, search.devices, fits=True)
+            if least_step_s(on_one, flops, slow_s, n) < enough
+        ]
+        if not counts:
+            return on_one
+        climb(sizes, counts)
+        why = f"stages were compared: in {format_seconds(step_s)} a step on one mesh"
+        if slow_s:
+            took = format_seconds(slow_s)
+            why += f", collectives over `{tier}` take up to {took}"
+        if (times := times_done(on_one, flops)) > 1 + MIN_GAIN:
+            why += f", devices do the work {times:.1f} times, to send less"
+        others = on_one.variants or (row_of("one mesh", on_one, is_chosen=True),)
     try_unequal(sizes)
-    total = format_seconds(on_one.predicted.step_time_s)
-    causes = []
-    if slow_s:
-        causes.append(f"collectives over `{tier}` take up to {format_seconds(slow_s)}")
-    if (times := times_done(on_one, flops)) > 1 + MIN_GAIN:
-        causes.append(f"devices do the work {times:.1f} times, to send less")
-    why = ", ".join([f"stages were compared: in {total} a step on one mesh", *causes])
-    one_mesh = on_one.variants or (_variant("one mesh", on_one),)
-    best = sizes.best
-    is_slower = best is None or sizes.seconds(best) >= enough
-    return _told(sizes, why, one_mesh, on_one if is_slower else None)
-
-
-def _variant(name: str, plan: PlanData) -> Variant:
-    predicted = plan.predicted
-    return Variant(name, predicted.step_time_s, predicted.peak_bytes)
-
-
-def _told(
-    sizes: Decision[Places],
-    why: str,
-    others: tuple[Variant, ...],
-    on_one: PlanData | None = None,
-) -> PlanData:
-    """Return the plan on one mesh, or else the best in stages, with a note on all."""
-    plan = on_one or sizes.fastest()
-    every = sorted(
-        {**sizes.plans, **sizes.left}, key=lambda places: (len(places), places)
-    )
-    lines = ", ".join(f"{_groups(places)}: {sizes.text(places)}" for places in every)
-    others = tuple(
-        replace(v, is_chosen=on_one is not None and (v.is_chosen or len(others) == 1))
-        for v in others
-    )
+    in_order = sorted({**sizes.plans, **sizes.left}, key=lambda of: (len(of), of))
+    lines = ", ".join(f"{_groups(places)}: {sizes.text(places)}" for places in in_order)
+    taken = on_one
     if sizes.plans:
-        best = sizes.fastest()
-        name = f"{best.num_stages} stages, {best.microbatches} micro-batches"
-        name += ", one program" if best.is_one_program else ""
-        own = replace(_variant(name, best), is_chosen=on_one is None)
-        others = (*others, own)
-    return replace(plan, variants=others, notes=(*plan.notes, f"{why} ({lines})."))
+        plan = sizes.fastest()
+        if plan.predicted.step_time_s < enough:
+            taken = plan
+            others = tuple(replace(row, is_chosen=False) for row in others)
+        name = f"{plan.num_stages} stages, {plan.microbatches} micro-batches"
+        name += ", one program" if plan.is_one_program else ""
+        others = (*others, row_of(name, plan, is_chosen=taken is plan))
+    assert isinstance(taken, PlanData)
+    return noted(replace(taken, variants=others), f"{why} ({lines}).")
 
 
 def _groups(places: Places) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from rhino_jax.errors import (
     InfeasiblePlanError,
     MicrobatchError,
-    PinError,
     ScheduleError,
     StageError,
 )
@@ -26,16 +26,15 @@ from rhino_jax.pipeline.cut.choose import cut
 from rhino_jax.pipeline.cut.ops import CutProblem, StageCut
 from rhino_jax.pipeline.schedules.sequence_slices import TOKEN_SLICES
 from rhino_jax.pipeline.work import FORWARD_ONLY, StepWork
-from rhino_jax.planner.decision import NotFaster
+from rhino_jax.planner.decision import MIN_GAIN, NOT_POSSIBLE, NotFaster
 from rhino_jax.planner.meshes import AUTO, MeshAxes
 from rhino_jax.planner.staging import schedules
 from rhino_jax.planner.staging.pins import pinned_ops
 from rhino_jax.planner.staging.problem import estimate_work, problem_of
 from rhino_jax.planner.staging.shapes import (
     GroupMeshes,
+    StepBound,
     SubmeshSearches,
-    bound_of_axes,
-    check_enough,
     shapes_of,
 )
 from rhino_jax.planner.staging.slices import (
@@ -45,7 +44,7 @@ from rhino_jax.planner.staging.slices import (
     paced,
     sums_s,
 )
-from rhino_jax.planner.variant_search import MIN_GAIN, Search
+from rhino_jax.planner.variant_search import Search
 
 
 PER_STAGE = ((4, 2, 8), (16,), (32,), (64,))
@@ -105,30 +104,6 @@ def _nearest(counts: Sequence[int], stages: int, factors: Sequence[int]) -> list
     return list(dict.fromkeys(near))
 
 
-def one_micro_batch(
-    name: str, stages: int, rows: int, refused: ScheduleError | None
-) -> MicrobatchError:
-    """Return the error of a training step that is to run in one micro-batch.
-
-    Args:
-      name: the name of the step; `stages`: the number of stages.
-      rows: rows of its batch.
-      refused: why its sequences cannot be sliced; None where they can.
-    """
-    numbers, fixes = f"{stages} stages", ["stages=1"]
-    if refused is None:
-        fixes.insert(0, f'schedule="{TOKEN_SLICES}"')
-    else:
-        numbers += f"; in slices of its sequences: {refused.what}"
-    two = "take two or more micro-batches" if rows > 1 else "give two rows or more"
-    return MicrobatchError(
-        f"`{name}` cannot run in 1 micro-batch: all stages but one would be idle.",
-        where=refused.where if refused else "`microbatches=`",
-        numbers=numbers,
-        fix=f"{two}; or {'; or '.join(fixes)}.",
-    )
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class StagingRequest:
     """A step that is to be planned in stages.
@@ -169,11 +144,26 @@ class StagingRequest:
         """Return the step with its loop over `count` micro-batches taken apart."""
         return take_apart(self.of_step.closed, self.of_step.program, count, self.places)
 
-    @property
-    def most_slices(self) -> int:
-        """Maximum number of sequence slices of schedule `token-slices`."""
-        said = self.slices
-        return said[0] if len(said) == 1 else len(said) or max(COUNTS)
+    def one_micro_batch(self, refused: ScheduleError | None) -> MicrobatchError:
+        """Return the error of a training step that is to run in one micro-batch.
+
+        Args:
+          refused: why its sequences cannot be sliced; None where they can.
+        """
+        numbers, fixes = f"{len(self.shares)} stages", ["stages=1"]
+        if refused is None:
+            fixes.insert(0, f'schedule="{TOKEN_SLICES}"')
+        else:
+            numbers += f"; in slices of its sequences: {refused.what}"
+        has_rows = self.batch.rows > 1
+        two = "take two or more micro-batches" if has_rows else "give two rows or more"
+        return MicrobatchError(
+            f"`{self.of_step.program.name}` cannot run in 1 micro-batch: all stages but"
+            " one would be idle.",
+            where=refused.where if refused else "`microbatches=`",
+            numbers=numbers,
+            fix=f"{two}; or {'; or '.join(fixes)}.",
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,10 +223,16 @@ def cuts_of(
     may_recompute, sides = search.options.may_recompute, sides_of(apart)
     in_slices = bool(sides.backward) and (count == 1 or schedule == TOKEN_SLICES)
     if in_slices and schedule != TOKEN_SLICES:
-        _check_slices(asked, apart)
-    bound = bound_of_axes([[count]], asked.enough_s)
+        refused: ScheduleError | None = None
+        try:
+            check_length(sequence_length(apart), 2)
+        except ScheduleError as error:
+            refused = error
+        if refused is not None or schedule != AUTO:
+            raise asked.one_micro_batch(refused) from None
+    bound = StepBound([count], asked.enough_s)
     shapes = shapes_of(search, sides, shares, meshes, asked.finds, bound)
-    check_enough(shapes, count, count, asked.enough_s)
+    bound.check(shapes)
     pins = pinned_ops(search.stage_pins, of_step, apart, sides, search.kept)
     found: list[CutStep] = []
     known: dict[tuple[int, ...], list[tuple[CutProblem, StageCut]]] = {}
@@ -283,22 +279,6 @@ def cuts_of(
     return found
 
 
-def _check_slices(asked: StagingRequest, apart: Apart) -> None:
-    """Refuse a training step in one micro-batch that cannot run in sequence slices.
-
-    Raises:
-      MicrobatchError: sequences cannot be sliced, or another schedule is requested.
-    """
-    refused: ScheduleError | None = None
-    try:
-        check_length(sequence_length(apart), 2)
-    except ScheduleError as error:
-        refused = error
-    if refused is not None or asked.schedule != AUTO:
-        name, stages = asked.of_step.program.name, len(asked.shares)
-        raise one_micro_batch(name, stages, apart.cut.rows, refused) from None
-
-
 def _in_slices(whole: CutStep, sides: Sides, problem: CutProblem) -> list[CutStep]:
     """Return a step cut into stages with its sequences sliced in a few ways.
 
@@ -330,55 +310,51 @@ def _cut_into(
 ) -> list[tuple[CutProblem, StageCut]]:
     """Return the best cut; and, where that does not fit and stages may be recomputed,
     the best cut with all of them recomputed."""
-    if asked.schedule != TOKEN_SLICES:
-        return _cut_where_best(asked.search, problem, may_recompute=may_recompute)
-    many = paced(problem, asked.most_slices)
-    # The growth of work along a sequence is not modelled: a closer cut is no better.
-    gap = MIN_GAIN
-    found = _cut_where_best(asked.search, many, may_recompute=may_recompute, gap=gap)
-    return [(problem, chosen) for _, chosen in found]
+    request, few = asked.search.request, len(problem.ops.ops) <= MAX_OPS_OF_BEST
+    solve = partial(cut, level=request.level if few else "fast", seed=request.seed)
+    if asked.schedule == TOKEN_SLICES:
+        said = asked.slices
+        most = said[0] if len(said) == 1 else len(said) or max(COUNTS)
+        # The growth of work along a sequence is not modelled: closer is no better.
+        many, solve = paced(problem, most), partial(solve, gap=MIN_GAIN)
+        whole = _cut_where_best(many, solve, may_recompute=may_recompute)
+        return [(problem, chosen) for _, chosen in whole]
+    return _cut_where_best(problem, solve, may_recompute=may_recompute)
 
 
 def _cut_where_best(
-    search: Search, problem: CutProblem, *, may_recompute: bool, gap: float = 0.0
+    problem: CutProblem,
+    solve: Callable[[CutProblem], StageCut],
+    *,
+    may_recompute: bool,
 ) -> list[tuple[CutProblem, StageCut]]:
-    request = search.request
-    level = request.level if len(problem.ops.ops) <= MAX_OPS_OF_BEST else "fast"
     groups = tuple(replace(g, limit_bytes=None) for g in problem.groups)
     free = replace(problem, groups=groups)
-    found = free, cut(free, level, gap=gap, seed=request.seed)
-    limits = [g.limit_bytes for g in problem.groups]
-    pairs = zip(found[1].held_bytes, limits, strict=True)
-    if all(limit is None or held <= limit for held, limit in pairs):
+    found = free, solve(free)
+    pairs = zip(found[1].held_bytes, problem.groups, strict=True)
+    if all(g.limit_bytes is None or held <= g.limit_bytes for held, g in pairs):
         return [(problem, found[1])]
-    try:
-        found = problem, cut(problem, level, gap=gap, seed=request.seed)
-    except InfeasiblePlanError:
-        # Optimizer state is a guess here; planning the submeshes tells its real bytes.
-        pass
+    # Optimizer state is a guess here; planning the submeshes tells its real bytes.
+    with contextlib.suppress(InfeasiblePlanError):
+        found = problem, solve(problem)
     if not may_recompute:
         return [found]
-    again = cut(_recomputed(free), level, gap=gap, seed=request.seed)
-    return [found] if again.stages == found[1].stages else [found, (problem, again)]
-
-
-def _recomputed(problem: CutProblem) -> CutProblem:
-    """Return the problem in which forward passes run twice, and save nothing."""
+    # Forward passes run twice, and save nothing.
     ops = (
         replace(op, backward_s=op.forward_s + op.backward_s, activation_bytes=0)
         for op in problem.ops.ops
     )
-    return replace(problem, ops=replace(problem.ops, ops=tuple(ops)))
+    again = solve(replace(free, ops=replace(problem.ops, ops=tuple(ops))))
+    return [found] if again.stages == found[1].stages else [found, (problem, again)]
 
 
-def with_fewer(found: Sequence[CutStep], least: int) -> Iterator[CutStep]:
-    """Yield the step cut in half as many micro-batches, and so on down to one, as long
+def add_fewer(found: list[CutStep], least: int) -> None:
+    """Add the step cut in half as many micro-batches, and so on down to one, as long
     as that is estimated to be faster.
 
     Args:
       found: the step in numbers of micro-batches of which `least` is the least.
     """
-    found = [*found]
     while least > 1:
         best = candidates_of(found, found[0].asked.schedule)[0]
         taken = found[best.cut]
@@ -388,11 +364,9 @@ def with_fewer(found: Sequence[CutStep], least: int) -> Iterator[CutStep]:
         least = max(n for n in range(1, least // 2 + 1) if rows % n == 0)
         meshes = worth_comparing(taken.shapes, taken.apart, least)
         try:
-            more = cuts_of(taken.asked, meshes, least)
-        except (StageError, InfeasiblePlanError, PinError, MicrobatchError, NotFaster):
+            found += cuts_of(taken.asked, meshes, least)
+        except (NotFaster, *NOT_POSSIBLE):
             return
-        found += more
-        yield from more
 
 
 def candidates_of(
@@ -400,14 +374,20 @@ def candidates_of(
 ) -> list[schedules.EstimatedSchedule]:
     """Return the schedules of cuts, the best first."""
     if all(c.has_backward for c in cuts):
-        schedules.check_has_one(schedule)
+        if schedule == FORWARD_ONLY:
+            raise ScheduleError(
+                f"{schedule!r} is of programs without a backward pass, and this has"
+                " one.",
+                where="`schedule=`",
+                numbers=f"schedules with one: {', '.join(schedules.RUN)}",
+                fix='take one of these, or "auto".',
+            )
         return schedules.compare([c.work for c in cuts], schedule)
-    order = sorted(range(len(cuts)), key=lambda i: cuts[i].chosen.step_time_s)
     one = (1,) * cuts[0].work.groups
-    name = FORWARD_ONLY
-    return [
+    found = (
         schedules.EstimatedSchedule(
-            i, name, False, cuts[i].chosen.step_time_s, True, one, is_usual=True
+            i, FORWARD_ONLY, False, c.chosen.step_time_s, True, one, is_usual=True
         )
-        for i in order
-    ]
+        for i, c in enumerate(cuts)
+    )
+    return sorted(found, key=lambda candidate: candidate.step_time_s)

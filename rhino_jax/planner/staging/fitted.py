@@ -33,7 +33,7 @@ from rhino_jax.planner.staging.groups import GroupLayouts, plan_groups
 from rhino_jax.planner.staging.planned import FIX, PlannedGroup, Room
 from rhino_jax.planner.staging.shapes import GroupMeshes, SubmeshSearches
 from rhino_jax.planner.staging.transfers import with_costs
-from rhino_jax.planner.variant_search import Search, tell_nobody
+from rhino_jax.planner.variant_search import Search
 from rhino_jax.runtime.tasks.executable import step_of, unstacked_of
 from rhino_jax.units import format_bytes
 
@@ -248,7 +248,7 @@ class SolvedStages:
         laid = other.best(GroupLayouts(), search.request.level)
         if laid.run is None:
             return None
-        quiet = replace(search, report=tell_nobody)
+        quiet = search.quiet(*search.meshes)
         found = replace(other, search=quiet, run=laid.run)
         return found.plan(started), found
 
@@ -349,7 +349,7 @@ def fit_stages(cut_step: CutStep, candidate: schedules.EstimatedSchedule) -> Pla
     """
     asked, shapes = cut_step.asked, cut_step.shapes
     search, of_step = asked.search, asked.of_step
-    together = of_step.together
+    together, limit = of_step.together, search.request.memory_budget_bytes
 
     def step_of(remat: StagedRemat) -> StagedStep:
         if cut_step.slices:
@@ -386,6 +386,33 @@ def fit_stages(cut_step: CutStep, candidate: schedules.EstimatedSchedule) -> Pla
         None if candidate.name == SEARCHED else host_bytes_per_s,
         would_recompute,
     )
+
+    def pipeline_of(
+        step: StagedStep, groups: Sequence[PlannedGroup], remat: StagedRemat
+    ) -> Pipeline:
+        by_stage = tuple(group.remat for group in groups)
+        pipeline = Pipeline(
+            micro_batches=step.micro_batches,
+            schedule=candidate.name,
+            runs=runs_of(cut_step.chosen.stages),
+            costs=(),
+            hops=(),
+            per_microbatch=asked.places,
+            group_of=step.chunks if cut_step.slices else cut_step.group_of,
+            is_split=candidate.is_split,
+            recomputed=tuple(sorted(remat.chunks)),
+            remat=by_stage if any(x.choice for x in by_stage) else (),
+            slices=cut_step.slices,
+            unrolled_trips=of_step.unrolled_trips,
+        )
+        pipeline = with_costs(pipeline, step, groups, shapes)
+        if pipeline.is_offloaded:
+            # Offloaded values are transferred in the order of this schedule.
+            return replace(pipeline, host_bytes_per_s=host_bytes_per_s or 0.0)
+        if not cut_step.has_backward:
+            return pipeline
+        return schedules.settle(pipeline, asked.schedule, limit)
+
     run = run_that_fits(
         lambda room: plan_groups(
             search,
@@ -397,44 +424,10 @@ def fit_stages(cut_step: CutStep, candidate: schedules.EstimatedSchedule) -> Pla
             # Values of sequence slices are not chosen one by one.
             sides=None if cut_step.slices else sides,
         ),
-        lambda *planned: _pipeline(cut_step, candidate, *planned),
+        pipeline_of,
         room,
-        search.request.memory_budget_bytes,
+        limit,
     )
     # Later questions report no progress, and are not dumped as passes of this search.
     solved = SolvedStages(search.quiet(*search.meshes), of_step, shapes, run)
     return solved.plan(asked.started)
-
-
-def _pipeline(
-    cut_step: CutStep,
-    candidate: schedules.EstimatedSchedule,
-    step: StagedStep,
-    groups: Sequence[PlannedGroup],
-    remat: StagedRemat,
-) -> Pipeline:
-    asked = cut_step.asked
-    by_stage = tuple(group.remat for group in groups)
-    pipeline = Pipeline(
-        micro_batches=step.micro_batches,
-        schedule=candidate.name,
-        runs=runs_of(cut_step.chosen.stages),
-        costs=(),
-        hops=(),
-        per_microbatch=asked.places,
-        group_of=step.chunks if cut_step.slices else cut_step.group_of,
-        is_split=candidate.is_split,
-        recomputed=tuple(sorted(remat.chunks)),
-        remat=by_stage if any(x.choice for x in by_stage) else (),
-        slices=cut_step.slices,
-        unrolled_trips=asked.of_step.unrolled_trips,
-    )
-    pipeline = with_costs(pipeline, step, groups, cut_step.shapes)
-    if pipeline.is_offloaded:
-        # Offloaded values are transferred in the order of this schedule.
-        rate = asked.search.target.device.host_bytes_per_s
-        return replace(pipeline, host_bytes_per_s=rate or 0.0)
-    if not cut_step.has_backward:
-        return pipeline
-    limit = asked.search.request.memory_budget_bytes
-    return schedules.settle(pipeline, asked.schedule, limit)

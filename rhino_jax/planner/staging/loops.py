@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.layers import Layers, layers_of
-from rhino_jax.passes.staged.sides import Sides, sides_of
+from rhino_jax.passes.staged.sides import sides_of
 from rhino_jax.passes.staged.stacks import LayerStack
 from rhino_jax.plan.kept import Part
 from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.staging.cuts import StagingRequest, worth_comparing
 from rhino_jax.planner.staging.shapes import (
-    bound_of_axes,
-    check_any,
+    StepBound,
     shapes_of,
     with_regions,
 )
@@ -69,24 +67,20 @@ def choices_of(length: int, shares: Sequence[int]) -> list[LoopStages]:
 
 def rows_of(
     choices: Sequence[Sequence[LoopStages]], after: Sequence[set[int]]
-) -> Iterator[tuple[LoopStages, ...]]:
-    """Yield the stages of all loops; a loop that comes after another starts no earlier
+) -> list[tuple[LoopStages, ...]]:
+    """Return the stages of all loops; a loop that comes after another starts no earlier
     than the stage where that one ends."""
 
-    def rest(rows: tuple[LoopStages, ...]) -> Iterator[tuple[LoopStages, ...]]:
-        at = len(rows)
-        if at == len(choices):
-            yield rows
-            return
-        for row in choices[at]:
-            is_late = all(rows[f].last <= row.first for f in after[at] if f < at)
-            is_early = all(
-                row.last <= rows[g].first for g in range(at) if at in after[g]
-            )
-            if is_late and is_early:
-                yield from rest((*rows, row))
-
-    return rest(())
+    found: list[tuple[LoopStages, ...]] = [()]
+    for at, own in enumerate(choices):
+        found = [
+            (*rows, row)
+            for rows in found
+            for row in own
+            if all(rows[f].last <= row.first for f in after[at] if f < at)
+            and all(row.last <= rows[g].first for g in range(at) if at in after[g])
+        ]
+    return found
 
 
 def parts_of(
@@ -123,7 +117,19 @@ def parts_of(
     found = heapq.nsmallest(
         MAX_FORMS, good, key=lambda rows: (least[rows], sum(-r.count for r in rows))
     )
-    return [_stacks(layers, rows, shares, is_even=is_even) for rows in found]
+    return [
+        tuple(
+            LayerStack(
+                of.slots,
+                tuple(of.length * share // sum(mine) for share in mine),
+                None if is_even else row.first,
+            )
+            for of, row in zip(layers, rows, strict=True)
+            if row.count > 1
+            for mine in [shares[row.first : row.last + 1]]
+        )
+        for rows in found
+    ]
 
 
 def _bounds(
@@ -151,22 +157,6 @@ def _bounds(
         rest -= (pace - level) * places
         places, level = places + share, pace
     return max(slowest, level + rest / places), most
-
-
-def _stacks(
-    layers: Sequence[Layers],
-    rows: Sequence[LoopStages],
-    shares: Sequence[int],
-    *,
-    is_even: bool,
-) -> tuple[LayerStack, ...]:
-    found = []
-    for of, row in zip(layers, rows, strict=True):
-        if row.count > 1:
-            mine = shares[row.first : row.last + 1]
-            sizes = tuple(of.length * share // sum(mine) for share in mine)
-            found.append(LayerStack(of.slots, sizes, None if is_even else row.first))
-    return tuple(found)
 
 
 def all_layers(asked: StagingRequest) -> tuple[Layers, ...]:
@@ -200,13 +190,25 @@ def forms_of(
     apart = whole.apart(counts[0])
     sides = sides_of(apart)
     search, shares = whole.search, whole.shares
-    bound = bound_of_axes(rounds, whole.enough_s)
+    bound = StepBound([n for counts in rounds for n in counts], whole.enough_s)
     shapes = shapes_of(search, sides, shares, meshes, whole.finds, bound)
-    check_any(shapes, rounds, whole.enough_s)
+    bound.check(shapes)
     if is_whole:
         return [()], shapes.good
     seconds = shapes.seconds[whole.shares[0]]
-    took = _seconds(layers, apart, sides, seconds)
+    program = sides.program
+    data = [
+        entry.value
+        for entry, sources in zip(program.inputs[1:], apart.sources, strict=False)
+        if sources & apart.data
+    ]
+    took = [0.0] * len(layers)
+    for inner in layers_of(program, data):
+        read = [apart.sources[i - 1] for i in inner.slots if i > 0]
+        sources = frozenset().union(*read)
+        own = [k for k, of in enumerate(layers) if of.slots & sources]
+        for k in own[:1]:
+            took[k] += sum(with_regions(program, seconds, op) for op in inner.loops)
     rest = sum(seconds.values()) - sum(took)
     return parts_of(layers, took, rest, whole.shares), worth_comparing(
         shapes, apart, max(counts)
@@ -232,26 +234,3 @@ def reusing(
         pairs = zip(form, firsts, strict=True)
         found.append(tuple(replace(s, first=min(at)) if at else s for s, at in pairs))
     return found or forms
-
-
-def _seconds(
-    layers: Sequence[Layers],
-    apart: Apart,
-    sides: Sides,
-    seconds: Mapping[int, float],
-) -> list[float]:
-    """Return the seconds of a step's loops over layers, in a micro-batch."""
-    program = sides.program
-    data = [
-        entry.value
-        for entry, sources in zip(program.inputs[1:], apart.sources, strict=False)
-        if sources & apart.data
-    ]
-    found = [0.0] * len(layers)
-    for inner in layers_of(program, data):
-        read = [apart.sources[i - 1] for i in inner.slots if i > 0]
-        sources = frozenset().union(*read)
-        own = [k for k, of in enumerate(layers) if of.slots & sources]
-        for k in own[:1]:
-            found[k] += sum(with_regions(program, seconds, op) for op in inner.loops)
-    return found

@@ -8,7 +8,6 @@ from typing import Any
 from rhino_jax.errors import PinError, nearest
 from rhino_jax.ir.op import Source
 from rhino_jax.ir.places import in_scope, known_places, on_line, path_glob
-from rhino_jax.ir.program import Program
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.passes.staged.stacks import Unstacked
@@ -76,44 +75,55 @@ def pinned_ops(
     said: dict[int, str] = {}
     paths = [entry.path for entry in of_step.program.inputs]
     reads = list(_reads(of_step, apart, sides))
-    chains = _chains(of_step, [(end, mine) for _, end, mine in reads])
+    chains: list[Chain] = []
     for k, stack in enumerate(of_step.stacks):
-        if stack.first is not None:
-            for part, link in enumerate(chains.pop(k, ()), stack.first):
-                found.update(dict.fromkeys(link, part))
+        links = [
+            {i for _, end, mine in reads if end == (k, part) for i in mine}
+            for part in range(len(stack.sizes))
+        ]
+        if not all(links):
+            continue
+        if stack.first is None:
+            chains.append(tuple(tuple(sorted(link)) for link in links))
+            continue
+        for part, link in enumerate(links, stack.first):
+            found.update(dict.fromkeys(link, part))
     for key, stage in pins.items():
         glob = path_glob(key)
         ops = {i for at, _, mine in reads if glob.match(paths[at]) for i in mine}
         ops |= set(_inside(key, sides))
         if not ops:
-            raise _means_nothing(key, paths, of_step.program)
+            places = known_places(of_step.program)
+            if key in paths:
+                raise PinError(
+                    f"pin {key!r} of a stage is no parameter that a micro-batch reads"
+                    " forward.",
+                    where=repr(key),
+                    numbers="the batch is read wherever it is needed, state after the"
+                    " loop is where its parameter is",
+                    fix="pin a parameter that its first op reads, or that op's line.",
+                )
+            raise PinError(
+                f"pin {key!r} of a stage matches nothing that a micro-batch reads"
+                " forward, no source line and no scope."
+                f"{nearest(key, [*paths, *places])}",
+                where=repr(key),
+                numbers=f"{len(paths)} paths, {len(places)} lines and scopes",
+                fix="write a path or glob of parameters, a line as 'model.py:61', or a"
+                " scope.",
+            )
         for i in sorted(ops):
             if found.setdefault(i, stage) != stage:
                 raise _pinned_twice(key, stage, said.get(i, "a stack"), found[i])
             said[i] = key
-        for chain in chains.values():
+        for chain in chains:
             if sum(1 for link in chain if ops.intersection(link)) > 1:
                 raise _pinned_twice(key, stage, "a stack", stage + 1)
     for at, end, mine in reads:
         stage, count = kept.get(of_step.inputs[at].whole, (0, 0))
         if count == 1 and end is None:
             found.setdefault(min(mine), stage)
-    return found, list(chains.values())
-
-
-def _chains(
-    of_step: Unstacked, reads: list[tuple[PartOf | None, list[int]]]
-) -> dict[int, Chain]:
-    """Return the position of a stack → its chain, where every part is read."""
-    found = {}
-    for k, stack in enumerate(of_step.stacks):
-        links = [
-            {i for end, mine in reads if end == (k, part) for i in mine}
-            for part in range(len(stack.sizes))
-        ]
-        if all(links):
-            found[k] = tuple(tuple(sorted(link)) for link in links)
-    return found
+    return found, chains
 
 
 def _reads(
@@ -143,25 +153,6 @@ def _inside(key: str, sides: Sides) -> Iterator[int]:
         op = program.ops[program.body.ops[i]]
         if any(is_there(inner.source) for inner, _ in program.within(op)):
             yield i
-
-
-def _means_nothing(key: str, paths: list[str], program: Program) -> PinError:
-    places = known_places(program)
-    if key in paths:
-        return PinError(
-            f"pin {key!r} of a stage is no parameter that a micro-batch reads forward.",
-            where=repr(key),
-            numbers="the batch is read wherever it is needed, state after the loop is"
-            " where its parameter is",
-            fix="pin a parameter that its first op reads, or that op's line.",
-        )
-    return PinError(
-        f"pin {key!r} of a stage matches nothing that a micro-batch reads forward, no"
-        f" source line and no scope.{nearest(key, [*paths, *places])}",
-        where=repr(key),
-        numbers=f"{len(paths)} paths, {len(places)} lines and scopes",
-        fix="write a path or glob of parameters, a line as 'model.py:61', or a scope.",
-    )
 
 
 def _pinned_twice(key: str, stage: int, other: str, already: int) -> PinError:

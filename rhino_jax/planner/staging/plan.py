@@ -14,33 +14,41 @@ from functools import partial
 
 from rhino_jax.errors import (
     InfeasiblePlanError,
-    PinError,
     ScheduleError,
     StageError,
 )
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.staged.stacks import LayerStack, Unstacked
+from rhino_jax.passes.staged.stacks import Unstacked
 from rhino_jax.passes.unroll import MAX_TRIPS, has_pairs
 from rhino_jax.pipeline.of_plan import idle_stages
+from rhino_jax.pipeline.schedules.family import FAMILIES
 from rhino_jax.pipeline.schedules.sequence_slices import FEW, TOKEN_SLICES, slices_in
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.work import work_of
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.planner.decision import Decision, NotFaster
+from rhino_jax.planner.decision import (
+    MIN_GAIN,
+    NOT_POSSIBLE,
+    Decision,
+    NotFaster,
+    noted,
+    step_s_of,
+)
 from rhino_jax.planner.meshes import AUTO, MeshAxes
 from rhino_jax.planner.staging import schedules
 from rhino_jax.planner.staging.cuts import (
     CutStep,
     StagingRequest,
+    add_fewer,
     candidates_of,
     counts_of,
     cuts_of,
-    one_micro_batch,
-    with_fewer,
     worth_comparing,
 )
 from rhino_jax.planner.staging.fitted import fit_stages
 from rhino_jax.planner.staging.loops import all_layers, forms_of, reusing
-from rhino_jax.planner.variant_search import MIN_GAIN, Search
-from rhino_jax.units import format_bytes, format_seconds
+from rhino_jax.planner.variant_search import Search
+from rhino_jax.units import format_bytes
 from rhino_jax.utils.gc import no_garbage_collection
 
 
@@ -123,6 +131,7 @@ def plan_stages(
     split = partial(Unstacked.of, traced.closed_jaxpr, traced.program)
     copies_stacks = search.target.device.copies_stacks
     may_unroll = options.loops == AUTO and copies_stacks and has_pairs(traced.program)
+    search = search.asking(progress=None)  # Stages are searched one by one.
     if schedules.has_several(schedule):
         search = replace(search, kept={})
     whole = StagingRequest(
@@ -137,25 +146,35 @@ def plan_stages(
     )
     if min(shares) > 1:
         _check_group_of_one(whole)
-    rounds = _counts(whole)
+    count, rounds = options.microbatches, [[options.microbatches]]
+    if count == AUTO:
+        rows = whole.batch.rows
+        rounds = [*counts_of(rows, len(shares))] if rows > 1 else [[1]]
+        if rows > 1 and schedule == TOKEN_SLICES:
+            rounds = [[n for n in FEW if rows % n == 0]]
     check_least(whole, rounds[0][0])
     all_forms, meshes = forms_of(whole, rounds)
     forms = reusing(all_forms, search.kept)
     if any(forms) and schedules.has_several(schedule):
-        raise _stacks_are_whole(traced.program, forms, schedule)
+        stack = next(iter(form for form in forms if form))[0]
+        raise StageError(
+            f"{schedule!r} runs several chunks in every stage, and layers are in one"
+            " loop: a stack of weights lies over stages in a row, one part on each.",
+            where=traced.program.inputs[min(stack.slots)].path,
+            numbers=f"{len(stack.sizes)} parts of {stack.sizes[0]} layers",
+            fix='write layers one by one, or take "1f1b" or "zero-bubble".',
+        )
     asked = [replace(whole, of_step=split(form)) if form else whole for form in forms]
     try:
-        is_free = options.microbatches == AUTO
-        plan = _fastest(asked, whole, meshes, rounds, may_be_fewer=is_free)
+        plan = _fastest(asked, whole, meshes, rounds, may_be_fewer=count == AUTO)
     except ScheduleError as error:
         if schedule != AUTO or rounds != [[1]]:
             raise
-        name, rows = traced.program.name, whole.batch.rows
-        raise one_micro_batch(name, len(shares), rows, error) from None
+        raise whole.one_micro_batch(error) from None
     if may_unroll:
         plan = _or_unrolled(plan, whole, meshes)
     has_loops = any(leaf.num_stages > 1 for leaf in plan.inputs)
-    return replace(plan, notes=(*plan.notes, *_idle(plan, has_loops=has_loops)))
+    return noted(plan, *_idle(plan, has_loops=has_loops))
 
 
 def _or_unrolled(
@@ -168,20 +187,23 @@ def _or_unrolled(
       plan: the plan of the step in loops; `whole`: the step with whole loops.
       meshes: candidate meshes.
     """
-    step, counts = plan.origin.of_step.unrolled(MAX_TRIPS), [[plan.microbatches]]
+    step = plan.origin.of_step.unrolled(MAX_TRIPS)
     unrolled = replace(whole, of_step=step)
-    try:
-        found = _fastest([unrolled], unrolled, meshes, counts)
-    except (StageError, PinError, ScheduleError, InfeasiblePlanError):
+
+    def make(is_unrolled: bool) -> PlanData:
+        if not is_unrolled:
+            return plan
+        return _fastest([unrolled], unrolled, meshes, [[plan.microbatches]])
+
+    tried = Decision(make, NOT_POSSIBLE)
+    texts = [tried.text(is_unrolled) for is_unrolled in (False, True)]
+    if (found := tried.taken()) is plan:
         return plan
-    if _seconds(found) >= (1 - MIN_GAIN) * _seconds(plan):
-        return plan
-    said = (
-        "loops over layers are unrolled in every stage:"
-        f" {format_seconds(_seconds(found))} a step,"
-        f" {format_seconds(_seconds(plan))} in loops."
+    return noted(
+        found,
+        f"loops over layers are unrolled in every stage: {texts[1]} a step,"
+        f" {texts[0]} in loops.",
     )
-    return replace(found, notes=(*found.notes, said))
 
 
 def _idle(plan: PlanData, *, has_loops: bool) -> Iterator[str]:
@@ -217,29 +239,50 @@ def _fastest(
       meshes: candidate meshes for the first number of micro-batches.
       rounds: numbers of micro-batches, each list for where none of those before fits.
       may_be_fewer: whether fewer than those of the first list may be taken.
+    Raises:
+      InfeasiblePlanError: not all submeshes fit with any of them.
     """
 
-    def best_of(i: int) -> PlanData:
-        fewer = may_be_fewer and not i
-        return _best_of(forms, whole, meshes, rounds[i], may_be_fewer=fewer)
+    def best_of(counts: tuple[int, ...]) -> PlanData:
+        cuts, schedule = _cuts(forms, whole, meshes, counts), whole.schedule
+        if may_be_fewer and counts == tuple(rounds[0]):
+            add_fewer(cuts, min(counts))
+        every = candidates_of(cuts, schedule)
+
+        def fitted(candidate: schedules.EstimatedSchedule) -> PlanData:
+            plan = fit_stages(cuts[candidate.cut], candidate)
+            if schedule != AUTO or not cuts[candidate.cut].has_backward:
+                return plan
+            assert plan.pipeline is not None
+            # Another schedule than 1F1B, with one chunk per submesh, has to be faster
+            # than the default when the costs of tasks are known, too.
+            if not (
+                plan.pipeline.schedule in schedules.WHOLE or plan.pipeline.group_of
+            ):
+                work, step_s = work_of(plan.pipeline), step_s_of(plan)
+                usual = FAMILIES[schedules.usual(work)].build(work)
+                if step_s >= (1 - MIN_GAIN) * simulate(usual).step_time_s:
+                    raise NotFaster(step_s)
+            works = [c.work for c in cuts]
+            return noted(plan, schedules.note_on(every, works, plan.schedule))
+
+        # More micro-batches, or fewer in flight, need less memory.
+        tried = Decision(fitted, (InfeasiblePlanError, ScheduleError))
+        # For "auto" the best of all, then the default of every cut, which holds least.
+        shortlist = every[:1] + [c for c in every if c.is_usual]
+        for candidate in every if schedule != AUTO else dict.fromkeys(shortlist):
+            if (best := tried.best) is None or _may_be_faster(
+                cuts[candidate.cut], candidate, best, tried.plans[best]
+            ):
+                tried.plan(candidate)
+        return tried.fastest()
 
     tried = Decision(best_of, (InfeasiblePlanError,))
-    for i in range(len(rounds)):
-        plan = tried.plan(i)
+    for counts in rounds:
+        plan = tried.plan(tuple(counts))
         if plan is not None and not _is_recomputed(plan):
             break
     return tried.fastest()
-
-
-def _counts(asked: StagingRequest) -> list[list[int]]:
-    """Return the candidate numbers of micro-batches; see `counts_of`."""
-    count = asked.search.options.microbatches
-    most = asked.batch.rows if count == AUTO else count
-    if count != AUTO or most == 1:
-        return [[most]]
-    if asked.schedule == TOKEN_SLICES:
-        return [[n for n in FEW if most % n == 0]]
-    return [*counts_of(most, len(asked.shares))]
 
 
 def _cuts(
@@ -269,7 +312,7 @@ def _cuts(
             except NotFaster as refused:
                 slower.append(refused)
                 break
-            except (StageError, InfeasiblePlanError, PinError):
+            except NOT_POSSIBLE:
                 # Parts may contradict the order of stages: where one loop follows
                 # another, or where a whole stack is pinned.
                 if is_last:
@@ -285,70 +328,26 @@ def _cuts(
     return found
 
 
-def _best_of(
-    forms: Sequence[StagingRequest],
-    whole: StagingRequest,
-    meshes: Sequence[MeshAxes],
-    counts: Sequence[int],
-    *,
-    may_be_fewer: bool = False,
-) -> PlanData:
-    """Return the best plan over some numbers of micro-batches.
-
-    Raises:
-      InfeasiblePlanError: not all submeshes fit with any of them.
-    """
-    cuts, schedule = _cuts(forms, whole, meshes, counts), whole.schedule
-    if may_be_fewer:
-        cuts += with_fewer(cuts, min(counts))
-    every = candidates_of(cuts, schedule)
-
-    def fitted(candidate: schedules.EstimatedSchedule) -> PlanData:
-        plan = fit_stages(cuts[candidate.cut], candidate)
-        if schedule != AUTO or not cuts[candidate.cut].has_backward:
-            return plan
-        assert plan.pipeline is not None
-        if not schedules.is_worth_it(plan.pipeline, _seconds(plan)):
-            raise NotFaster(_seconds(plan))
-        said = schedules.note_on(every, [c.work for c in cuts], plan.schedule)
-        return replace(plan, notes=(*plan.notes, said))
-
-    # More micro-batches, or fewer in flight, need less memory.
-    tried = Decision(fitted, (InfeasiblePlanError, ScheduleError))
-    for candidate in schedules.shortlist(every, schedule):
-        best = tried.best
-        if (
-            best is None
-            or _may_be_faster(tried.plans[best], best, candidate)
-            or _may_be_recomputed(cuts[candidate.cut], candidate, best)
-        ):
-            tried.plan(candidate)
-    return tried.fastest()
-
-
 def _may_be_faster(
-    plan: PlanData,
-    planned: schedules.EstimatedSchedule,
-    candidate: schedules.EstimatedSchedule,
-) -> bool:
-    """Whether a schedule may be faster than a plan by another one: if that one
-    recomputes; or if this one, which does not fit otherwise, recomputes. Estimates are
-    compared with each other, since they are off by about the same: a plan fuses what
-    they add up."""
-    if _is_recomputed(plan):
-        return candidate.step_time_s < planned.step_time_s
-    return candidate.recomputed_s < planned.step_time_s
-
-
-def _may_be_recomputed(
     cut_step: CutStep,
     candidate: schedules.EstimatedSchedule,
     planned: schedules.EstimatedSchedule,
+    plan: PlanData,
 ) -> bool:
-    """Whether a schedule that fits may be faster than one with split backward passes,
-    which saves all stacked residuals: if these were not written and read."""
-    asked = cut_step.asked
-    program = asked.of_step.program
+    """Whether a schedule may be faster than a plan by another one.
+
+    It may if that one recomputes; or if this one, which does not fit otherwise,
+    recomputes. Or if it fits, and that one's backward passes are split, which saves all
+    stacked residuals: if these were not written and read. Estimates are compared with
+    each other, since they are off by about the same: a plan fuses what they add up.
+    """
+    own_s = candidate.step_time_s
+    if not _is_recomputed(plan):
+        own_s = candidate.recomputed_s
+    if own_s < planned.step_time_s:
+        return True
+    asked, work = cut_step.asked, cut_step.work
+    program, device = asked.of_step.program, asked.search.target.device
     has_loops = any(program.ops[op].name == "scan" for op in program.body.ops)
     if (
         candidate.is_split
@@ -356,10 +355,9 @@ def _may_be_recomputed(
         or not (asked.search.options.may_recompute and has_loops)
     ):
         return False
-    device = asked.search.target.device
     per_s = device.hbm_bytes_per_s * device.memory_efficiency
-    left = max(c.costs[0].activation_bytes for c in cut_step.work.chunks)
-    gain_s = cut_step.work.micro_batches * device.stack_passes * left / per_s
+    left = max(c.costs[0].activation_bytes for c in work.chunks)
+    gain_s = work.micro_batches * device.stack_passes * left / per_s
     return candidate.step_time_s - gain_s < (1 - MIN_GAIN) * planned.step_time_s
 
 
@@ -375,23 +373,6 @@ def _is_recomputed(plan: PlanData) -> bool:
         if made.choice
     )
     return bool(pipeline.recomputed) or not all(gains)
-
-
-def _seconds(plan: PlanData) -> float:
-    return plan.predicted.step_time_s
-
-
-def _stacks_are_whole(
-    program: Program, forms: Sequence[tuple[LayerStack, ...]], schedule: str
-) -> StageError:
-    stack = next(iter(form for form in forms if form))[0]
-    return StageError(
-        f"{schedule!r} runs several chunks in every stage, and layers are in one loop:"
-        " a stack of weights lies over stages in a row, one part on each.",
-        where=program.inputs[min(stack.slots)].path,
-        numbers=f"{len(stack.sizes)} parts of {stack.sizes[0]} layers",
-        fix='write layers one by one, or take "1f1b" or "zero-bubble".',
-    )
 
 
 def _check_group_of_one(asked: StagingRequest) -> None:

@@ -9,8 +9,9 @@ counted so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from rhino_jax.passes.staged.holding import (
 )
 from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.staging import NOTHING
-from rhino_jax.passes.staged.step import StagedStep, ValueKey
+from rhino_jax.passes.staged.step import StagedStep, StagedTask, ValueKey
 from rhino_jax.pipeline.offload import MOVING
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.resolved_pins import ValuePin
@@ -37,46 +38,14 @@ from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.search.carried import search_held
 from rhino_jax.planner.search.driver import search_again
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.search.records import Request
-from rhino_jax.planner.staging.shapes import SubmeshSearches, seconds_by_op
+from rhino_jax.planner.staging.shapes import (
+    SubmeshSearches,
+    seconds_by_op,
+    with_regions,
+)
 from rhino_jax.planner.variant_search import Search
 from rhino_jax.runtime.tasks.programs import donated, held_bytes, held_specs
 from rhino_jax.units import format_bytes
-
-
-def working_bytes(
-    step: StagedStep,
-    of: GroupProgram,
-    found: SearchResult,
-    size_of: Callable[[ValueKey], int],
-) -> tuple[int, ...]:
-    """Return the bytes per device that each task takes in addition to what is live
-    whether or not it runs.
-
-    Args:
-      step: the tasks of all submeshes.
-      of: the submesh's tasks as one program.
-      found: the result of that program.
-      size_of: bytes per device of a value between tasks.
-    """
-    holding = TaskResiduals.of(of.tasks, step.received(of.tasks[0].group))
-    usages = _usages(found)
-    in_place: set[ValueKey] = set()
-    taken = []
-    for task, op_id in zip(of.tasks, of.program.body.ops, strict=True):
-        held, replaced = set(holding.held(task)), donated(step, of, task).values()
-        in_place |= {*replaced}
-        own = [k for k in task.reads if k not in held]
-        own += [k for k in earlier_results(of.tasks, task) if k not in in_place]
-        made = {
-            value: 0 if key in held or key in in_place else size_of(key)
-            for value, key in zip(
-                of.program.ops[op_id].results, task.makes, strict=True
-            )
-        }
-        whole = sum(map(size_of, own))
-        taken.append(whole + _inside(found, of.program.ops[op_id], made, usages))
-    return tuple(taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +65,7 @@ class _Usage:
 
 
 def _usages(found: SearchResult) -> list[_Usage]:
-    solved = found.solved[0]
-    model, labels = solved.mesh_problem.model, solved.solution.labels
-    assert labels is not None, "nothing was found"
+    model, labels = found.best.model, found.best.labels
     problem = model.problem
     ports: list[int | None] = [port.id for port in held_ports(model.analysis)]
     ports += [None] * (len(problem.node_usages) - len(ports))
@@ -123,7 +90,7 @@ def _inside(
       made: result of the task → bytes that it allocates when it is produced.
       usages: memory of all values of the program.
     """
-    graph = found.solved[0].mesh_problem.model.graph
+    graph = found.best.model.graph
     ops = {op.id for op, _ in graph.program.within(call)}
     times = [n.time for n in graph.nodes if n.op is not None and n.op.id in ops]
     if not times:
@@ -219,9 +186,28 @@ class PlannedGroup:
     remat: StageRemat = KEPT
     waits_s: float = 0.0
 
+    def timed(self) -> Iterator[tuple[StagedTask, float]]:
+        """Yield its tasks, and the predicted seconds of each in a step."""
+        program = self.of.program
+        for task, op_id in zip(self.of.tasks, program.body.ops, strict=True):
+            yield task, with_regions(program, self.seconds, op_id)
+
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(size for _, size in self.plan.mesh_axes)
+
+    def has(self, pins: Pins, level: str) -> bool:
+        """Whether it was planned with these pins or layouts."""
+        known, (inputs, outputs, inside) = self.found.request, pins
+        specs, of = self.specs, self.of
+        return (
+            known.level in ("best", level)
+            and known.value_pins == inside
+            and known.pins.keys() <= inputs.keys()
+            and known.output_pins.keys() <= outputs.keys()
+            and all(specs[of.arguments[i]] == spec for i, spec in inputs.items())
+            and all(specs[of.results[i]] == spec for i, spec in outputs.items())
+        )
 
     def bytes(self, step: StagedStep, key: ValueKey) -> int:
         """Return the bytes of a value on one device."""
@@ -286,6 +272,32 @@ class PlannedGroup:
         """The largest working bytes of the tasks that run once a step."""
         tasks = zip(self.of.tasks, self.working, strict=True)
         return max((n for t, n in tasks if is_once(t)), default=0)
+
+    def taken_bytes(self, step: StagedStep) -> tuple[int, ...]:
+        """Return the bytes per device that each task takes in addition to what is live
+        whether or not it runs.
+
+        Args:
+          step: the tasks of all submeshes.
+        """
+        of, size_of = self.of, partial(self.bytes, step)
+        holding = TaskResiduals.of(of.tasks, step.received(of.tasks[0].group))
+        usages = _usages(self.found)
+        in_place: set[ValueKey] = set()
+        taken = []
+        for task, op_id in zip(of.tasks, of.program.body.ops, strict=True):
+            held, replaced = set(holding.held(task)), donated(step, of, task).values()
+            in_place |= {*replaced}
+            own = [k for k in task.reads if k not in held]
+            own += [k for k in earlier_results(of.tasks, task) if k not in in_place]
+            op = of.program.ops[op_id]
+            made = {
+                value: 0 if key in held or key in in_place else size_of(key)
+                for value, key in zip(op.results, task.makes, strict=True)
+            }
+            inside = _inside(self.found, op, made, usages)
+            taken.append(sum(map(size_of, own)) + inside)
+        return tuple(taken)
 
     def peak_bytes(self, step: StagedStep, in_flight: int) -> int:
         """Return the peak in bytes, without inputs that arrive early.
@@ -355,9 +367,11 @@ def plan_group(
     budget = request.memory_budget_bytes
     group = of.tasks[0].group
     in_flight, ahead = room.in_flight[group], room.ahead_bytes[group]
-    if before is not None and _is_known(before, pins, request.level):
+    if before is not None and before.has(pins, request.level):
         if before.peak_bytes(step, in_flight) + ahead <= budget:
             return before
+    # Otherwise all pins are of values that stages send each other.
+    by_user = request.pins or request.output_pins or pins[2]
     more, wide = 0, None
     for _ in range(tries):
         asked = replace(
@@ -367,9 +381,19 @@ def plan_group(
             value_pins=pins[2],
             has_recipes=False,
             memory_budget_bytes=budget - more,
+            names_pins=bool(by_user),
         )
         try:
-            found = _found(search, of, mesh_axes, asked, finds, before)
+            if before is None:
+                # Without this, the plan would note the other submeshes' devices as
+                # idle.
+                count = math.prod(n for _, n in mesh_axes)
+                own = search.target.replace(num_devices=count)
+                found = finds.find(of.program, mesh_axes, own, asked)
+            else:
+                known = before.found.request
+                same = (known.pins, known.output_pins, known.value_pins) == pins
+                found = (search_again if same else search_held)(before.found, asked)
             plan = found.plan()
         except InfeasiblePlanError as error:
             refused = InfeasiblePlanError(
@@ -380,8 +404,16 @@ def plan_group(
                 fix=FIX,
             )
             raise Refused(refused, is_alone=not more, wide=wide) from None
-        is_bound = more > 0 or found.is_bound_by_memory
-        planned = _planned(search, step, of, found, plan, is_bound)
+        planned = PlannedGroup(
+            of,
+            found,
+            plan,
+            held_specs(of, plan.decisions, [n for _, n in plan.mesh_axes]),
+            seconds_by_op(found),
+            search.target.device.tile,
+            is_bound=more > 0 or found.is_bound_by_memory,
+        )
+        planned = replace(planned, working=planned.taken_bytes(step))
         needed = planned.peak_bytes(step, in_flight) + ahead
         if needed <= budget:
             return replace(planned, wide=wide)
@@ -400,63 +432,3 @@ def plan_group(
         fix=FIX,
     )
     raise Refused(too_large, is_alone=False, wide=wide)
-
-
-def _found(
-    search: Search,
-    of: GroupProgram,
-    mesh_axes: MeshAxes,
-    asked: Request,
-    finds: SubmeshSearches,
-    before: PlannedGroup | None,
-) -> SearchResult:
-    # Otherwise all pins are of values that stages send each other.
-    by_user = search.request.pins or search.request.output_pins or asked.value_pins
-    asked = replace(asked, names_pins=bool(by_user))
-    if before is None:
-        # Without this, the plan would note the other submeshes' devices as idle.
-        own = search.target.replace(num_devices=math.prod(n for _, n in mesh_axes))
-        return finds.find(of.program, mesh_axes, own, asked)
-    if _pins_of(before.found.request) == _pins_of(asked):
-        return search_again(before.found, asked)
-    return search_held(before.found, asked)
-
-
-def _pins_of(request: Request) -> Pins:
-    return request.pins, request.output_pins, request.value_pins
-
-
-def _is_known(before: PlannedGroup, pins: Pins, level: str) -> bool:
-    """Whether a submesh was planned with these pins or layouts before."""
-    known, (inputs, outputs, inside) = before.found.request, pins
-    specs, of = before.specs, before.of
-    return (
-        known.level in ("best", level)
-        and known.value_pins == inside
-        and known.pins.keys() <= inputs.keys()
-        and known.output_pins.keys() <= outputs.keys()
-        and all(specs[of.arguments[i]] == spec for i, spec in inputs.items())
-        and all(specs[of.results[i]] == spec for i, spec in outputs.items())
-    )
-
-
-def _planned(
-    search: Search,
-    step: StagedStep,
-    of: GroupProgram,
-    found: SearchResult,
-    plan: PlanData,
-    is_bound: bool,
-) -> PlannedGroup:
-    """Return a planned submesh, with the working bytes of its tasks."""
-    planned = PlannedGroup(
-        of,
-        found,
-        plan,
-        held_specs(of, plan.decisions, [n for _, n in plan.mesh_axes]),
-        seconds_by_op(found),
-        search.target.device.tile,
-        is_bound=is_bound,
-    )
-    taken = working_bytes(step, of, found, lambda key: planned.bytes(step, key))
-    return replace(planned, working=taken)

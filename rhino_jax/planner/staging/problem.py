@@ -53,7 +53,13 @@ def problem_of(
     """
     _check_passes(sides, len(group_of))
     place = {i: k for k, i in enumerate(sides.forward)}
-    forward_s, backward_s = _seconds(sides, place, shapes.seconds[shapes.places[0]])
+    seconds = shapes.seconds[shapes.places[0]]
+    forward_s, backward_s = [0.0] * len(place), [0.0] * len(place)
+    for i, op_id in enumerate(sides.program.body.ops):
+        home = sides.homes[i]
+        if home is not None:
+            into = backward_s if sides.is_backward[i] else forward_s
+            into[place[home]] += with_regions(sides.program, seconds, op_id)
     devices, stages, region = shapes.devices(0), len(group_of), sides.region
     left, values, has_backward = [0] * len(place), [], bool(sides.backward)
     for i in place:
@@ -64,7 +70,9 @@ def problem_of(
             if any(sides.is_backward[r] for r in readers):
                 left[place[i]] += size
             if ahead:
-                back = size if has_backward and _is_float(region.avals[v]) else 0
+                dtype = getattr(region.avals[v], "dtype", None)
+                is_float = getattr(dtype, "kind", "") in "fV"
+                back = size if has_backward and is_float else 0
                 values.append(cutting.CutValue(place[i], ahead, size, back))
     values += [
         cutting.CutValue(place[home], (place[at],), 0) for home, at in sides.not_before
@@ -145,24 +153,6 @@ def _check_passes(sides: Sides, stages: int) -> None:
             else "compute the gradients outside of it, and select their values or zeros"
             " with `jnp.where`; or stages=1.",
         )
-
-
-def _seconds(
-    sides: Sides, place: Mapping[int, int], seconds: Mapping[int, float]
-) -> tuple[list[float], list[float]]:
-    """Return the forward and the backward seconds of every forward op."""
-    ahead, back = [0.0] * len(place), [0.0] * len(place)
-    homes = sides.homes
-    for i, op_id in enumerate(sides.program.body.ops):
-        home = homes[i]
-        if home is not None:
-            into = back if sides.is_backward[i] else ahead
-            into[place[home]] += with_regions(sides.program, seconds, op_id)
-    return ahead, back
-
-
-def _is_float(aval: object) -> bool:
-    return getattr(getattr(aval, "dtype", None), "kind", "") in "fV"
 
 
 def estimate_work(

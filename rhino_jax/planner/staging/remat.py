@@ -14,6 +14,7 @@ from rhino_jax.passes.staged.remat import StagedRemat, in_ids_of_piece
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKind
 from rhino_jax.plan.stages import StageRemat
+from rhino_jax.planner.decision import MIN_GAIN, Decision, NotFaster
 from rhino_jax.planner.remat import EFFORT, MIN_MORE, RematTries
 from rhino_jax.planner.search.remat.choice import Chosen, ask
 from rhino_jax.planner.search.remat.tasks import AskingTasks, Tasks
@@ -23,14 +24,17 @@ from rhino_jax.planner.staging.planned import (
     Refused,
     Room,
 )
-from rhino_jax.planner.staging.shapes import SubmeshSearches, with_regions
-from rhino_jax.planner.variant_search import MIN_GAIN
+from rhino_jax.planner.staging.shapes import SubmeshSearches
 
 
 FORWARD, BACKWARD = TaskKind.FORWARD, TaskKind.BACKWARD
 
 StepOf = Callable[[StagedRemat], StagedStep]
 """Remat → the tasks of a step; those of other submeshes stay as they are."""
+
+
+Planned = tuple[StagedStep, PlannedGroup, StagedRemat]
+"""Tasks, a planned submesh, and the remat of all submeshes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,54 +57,77 @@ class StageRematSearch:
     budget_bytes: float
     finds: SubmeshSearches
 
-    def of(
-        self,
-        step: StagedStep,
-        group: int,
-        remat: StagedRemat,
-        kept: PlannedGroup | None,
-        wide: PlannedGroup | None,
-    ) -> tuple[StagedStep, PlannedGroup, StagedRemat]:
-        """Plan a submesh that recomputes the cheapest values, or all of its forward
-        passes; or without remat, where that fits and is about as fast.
+    def of(self, step: StagedStep, group: int, remat: StagedRemat) -> Planned:
+        """Plan a submesh so that it fits; or, where that is clearly faster than saving
+        all residuals, with the cheapest values recomputed with which it fits, with all
+        of its forward passes recomputed, or with values that take less time so.
 
         Args:
-          step: the tasks of all submeshes, without remat of this one.
+          step: the tasks of all submeshes, without values that this one recomputes.
           group: the submesh.
           remat: the remat of the others.
-          kept: the submesh planned without remat, if that fits.
-          wide: the submesh planned with room for one micro-batch.
         Raises:
-          InfeasiblePlanError: it does not fit either way.
+          InfeasiblePlanError: it does not fit in any way.
         """
-        try:
+        room = self.room
+        own = {c for c, g in enumerate(step.chunks) if g == group}
+        is_free = room.may_recompute and not own <= remat.chunks
+        may_recompute = is_free and not room.is_split
+
+        def make(way: str) -> Planned:
+            if way == "saved":
+                return step, self.planned(step, group, MAX_TRIES), remat
+            if way == "faster":
+                return self._faster(step, group, remat, tried.plans["saved"][1])
             found = self._values(step, group, remat, wide) if wide else None
-            found = found or self._all(step, group, remat)
-        except Refused as refused:
-            if kept is None:
+            if found is not None:
+                return found
+            again = remat.with_chunks(frozenset(own))
+            other = self.step_of(again)
+            return other, self.planned(other, group, MAX_TRIES), again
+
+        tried = Decision(make, (Refused,), lambda planned: (_seconds(planned[1]),))
+        saved, refused = tried.plan("saved"), tried.left.get("saved")
+        wide = saved[1].wide if saved else None
+        if isinstance(refused, Refused):
+            wide, error = refused.wide, refused.error
+            if own <= remat.chunks:
+                raise in_vain(error) from None
+            # Remat does not lower the peak of one micro-batch alone.
+            if refused.is_alone or not (may_recompute or room.would_recompute):
+                raise error from None
+            if not may_recompute:
+                raise InfeasiblePlanError(
+                    error.what,
+                    where=error.where,
+                    numbers=error.numbers,
+                    fix=f"{error.fix.rstrip('.')}, or {room.would_recompute}: stages"
+                    " then run their forward passes again where that makes them fit.",
+                ) from None
+        if saved is None or (may_recompute and saved[1].is_bound):
+            tried.plan("fitting")
+            refused = tried.left.get("fitting")
+            if saved is None and isinstance(refused, Refused):
                 raise in_vain(refused.error) from None
-            return step, kept, remat
-        if kept is not None and not _is_faster(found[1], kept):
-            return step, kept, remat
-        return found
+        if saved is not None and is_free and tried.taken() is saved:
+            tried.plan("faster")
+        return tried.taken()
 
-    def by_price(
+    def _faster(
         self, step: StagedStep, group: int, remat: StagedRemat, kept: PlannedGroup
-    ) -> tuple[StagedStep, PlannedGroup, StagedRemat]:
-        """Plan a submesh that fits with values recomputed, where that takes less time.
+    ) -> Planned:
+        """Plan a submesh that fits with values recomputed that take less time so.
 
-        Args:
-          step: the tasks of all submeshes, without remat of this one.
-          group: the submesh.
-          remat: the remat of the others.
-          kept: the submesh planned without remat.
+        Raises:
+          NotFaster: there are none.
+          Refused: it does not fit.
         """
         tasks = self._tasks(kept, group)
         if self.sides is None or not tasks.forward:
-            return step, kept, remat
+            raise NotFaster(math.inf)
 
         def faster() -> Chosen | None:
-            asking = AskingTasks(kept.found.solved[0], tasks)
+            asking = AskingTasks(kept.found.best, tasks)
             least_s = MIN_GAIN * _seconds(kept)
             if asking.most_saved_s < least_s:
                 return None
@@ -110,19 +137,10 @@ class StageRematSearch:
             return next((c for c in found if c.answer.added_s <= most_s), None)
 
         chosen = self.finds.of_plan(kept.found, tasks.keeps_stacks, faster)
-        if chosen is None:
-            return step, kept, remat
-        found = self._with(chosen, group, remat, kept)
-        if found is None:
-            return step, kept, remat
-        other, again = found
-        try:
-            one = self._planned(other, group, again, (step, kept))
-        except Refused:
-            return step, kept, remat
-        if not _is_faster(one, kept):
-            return step, kept, remat
-        return other, one, again
+        found = chosen and self._with(chosen, group, remat, kept)
+        if not found:
+            raise NotFaster(math.inf)
+        return self._planned(*found, group, (step, kept))
 
     def _with(
         self, chosen: Chosen, group: int, remat: StagedRemat, kept: PlannedGroup
@@ -139,10 +157,10 @@ class StageRematSearch:
     def _planned(
         self,
         step: StagedStep,
-        group: int,
         remat: StagedRemat,
+        group: int,
         kept: tuple[StagedStep, PlannedGroup],
-    ) -> PlannedGroup:
+    ) -> Planned:
         """Plan a submesh with a choice of values, with its gain over saving all.
 
         Raises:
@@ -159,19 +177,11 @@ class StageRematSearch:
             added_s=(_seconds(one) - _seconds(kept[1])) / step.micro_batches,
             offloaded=len(step.waits_on_host(group)),
         )
-        return replace(one, remat=said)
-
-    def _all(
-        self, step: StagedStep, group: int, remat: StagedRemat
-    ) -> tuple[StagedStep, PlannedGroup, StagedRemat]:
-        own = {c for c, g in enumerate(step.chunks) if g == group}
-        remat = remat.with_chunks(frozenset(own))
-        step = self.step_of(remat)
-        return step, self.planned(step, group, MAX_TRIES), remat
+        return step, replace(one, remat=said), remat
 
     def _values(
         self, step: StagedStep, group: int, remat: StagedRemat, wide: PlannedGroup
-    ) -> tuple[StagedStep, PlannedGroup, StagedRemat] | None:
+    ) -> Planned | None:
         """Plan a submesh with the cheapest choice of values with which it fits."""
         tasks = self._tasks(wide, group)
         if rate := self.room.host_bytes_per_s:
@@ -179,7 +189,7 @@ class StageRematSearch:
             tasks = replace(tasks, hosted=hosted, host_bytes_per_s=rate)
         if self.sides is None or not tasks.forward:
             return None
-        asked = AskingTasks(wide.found.solved[0], tasks).asked()
+        asked = AskingTasks(wide.found.best, tasks).asked()
         less = self._lacks(step, wide, group)
         more = MIN_MORE * self.budget_bytes
         tries = RematTries(asked, asked.all_saved.peak_bytes - less, more)
@@ -187,15 +197,12 @@ class StageRematSearch:
             found = self._with(choices[0], group, remat, wide)
             if found is None:
                 return None
-            other, again = found
             try:
-                one = self._planned(other, group, again, (step, wide))
+                return self._planned(*found, group, (step, wide))
             except Refused as refused:
                 if refused.wide is None:
                     return None
-                tries.lacks_bytes = self._lacks(other, refused.wide, group)
-                continue
-            return other, one, again
+                tries.lacks_bytes = self._lacks(found[0], refused.wide, group)
         return None
 
     def _waits_s(self, step: StagedStep, group: PlannedGroup) -> float:
@@ -204,10 +211,10 @@ class StageRematSearch:
         size = group.offloaded_bytes(step)
         if not size or not self.room.host_bytes_per_s:
             return 0.0
-        program, passes = group.of.program, {k: 0.0 for k in (FORWARD, BACKWARD)}
-        for task, op_id in zip(group.of.tasks, program.body.ops, strict=True):
+        passes = {k: 0.0 for k in (FORWARD, BACKWARD)}
+        for task, seconds in group.timed():
             if task.kind in passes:
-                passes[task.kind] += with_regions(program, group.seconds, op_id)
+                passes[task.kind] += seconds
         link_s = step.micro_batches * size / self.room.host_bytes_per_s
         return max(0.0, link_s - min(passes.values()))
 
@@ -256,11 +263,6 @@ def in_vain(error: InfeasiblePlanError) -> InfeasiblePlanError:
         numbers=error.numbers,
         fix=error.fix,
     )
-
-
-def _is_faster(group: PlannedGroup, kept: PlannedGroup) -> bool:
-    """Whether a submesh is clearly faster than with all residuals saved."""
-    return _seconds(group) < (1 - MIN_GAIN) * _seconds(kept)
 
 
 def _seconds(group: PlannedGroup) -> float:

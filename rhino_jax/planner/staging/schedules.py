@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from rhino_jax.errors import ScheduleError
@@ -15,8 +16,8 @@ from rhino_jax.pipeline.simulator import check_memory, simulate
 from rhino_jax.pipeline.tasks import Schedule
 from rhino_jax.pipeline.work import FORWARD_ONLY, StepWork, work_of
 from rhino_jax.plan.stages import Pipeline, StageCost
+from rhino_jax.planner.decision import MIN_GAIN, Decision
 from rhino_jax.planner.meshes import AUTO
-from rhino_jax.planner.variant_search import MIN_GAIN
 from rhino_jax.units import format_seconds
 
 
@@ -99,21 +100,6 @@ def check_runs(schedule: str) -> None:
     )
 
 
-def check_has_one(schedule: str) -> None:
-    """Refuse schedules without backward passes.
-
-    Raises:
-      ScheduleError: `schedule` is one.
-    """
-    if schedule == FORWARD_ONLY:
-        raise ScheduleError(
-            f"{schedule!r} is of programs without a backward pass, and this has one.",
-            where="`schedule=`",
-            numbers=f"schedules with one: {', '.join(RUN)}",
-            fix='take one of these, or "auto".',
-        )
-
-
 def may_split(schedule: str) -> bool:
     """Whether a schedule may split backward passes."""
     return schedule == AUTO or FAMILIES[schedule].is_split
@@ -139,64 +125,49 @@ def compare(works: Sequence[StepWork], schedule: str) -> list[EstimatedSchedule]
     Raises:
       ScheduleError: no schedule suits any cut.
     """
-    found, wrong = [], []
-    for at, work in enumerate(works):
-        work = replace(work, dispatch_s=DISPATCH_S)
+
+    def estimate(option: tuple[int, str]) -> EstimatedSchedule:
+        cut, name = option
+        work = replace(works[cut], dispatch_s=DISPATCH_S)
+        free = replace(work, limit_bytes=())
+        built: Schedule | None = None
+        for held in (work, free) if name == SEARCHED else ():
+            with suppress(ScheduleError):
+                built = built or searched(held, samples=SAMPLES, effort=0)
+        built = built or FAMILIES[name].build(free)
+        simulation, fits = simulate(built), False
+        limited = replace(built.graph, limit_bytes=work.limit_bytes)
+        with suppress(ScheduleError):
+            check_memory(replace(simulation, schedule=replace(built, graph=limited)))
+            fits = True
+        again_s = math.inf
+        if not fits and not built.is_split:
+            again_s = simulate(FAMILIES[name].build(_recomputed(free))).step_time_s
+        return EstimatedSchedule(
+            cut,
+            name,
+            built.is_split,
+            simulation.step_time_s,
+            fits,
+            flights_of(built, len(work.chunks) * work.slices),
+            again_s,
+            name == usual(work),
+            work.slices,
+        )
+
+    tried = Decision(estimate, (ScheduleError,))
+    for cut, work in enumerate(works):
         for name, family in FAMILIES.items():
-            if schedule not in (AUTO, name) or not family.suits(work):
-                continue
-            try:
-                found.append(_candidate(at, name, work))
-            except ScheduleError as error:
-                wrong.append(error)
-    if not found:
-        raise wrong[0]
-    return sorted(found, key=lambda candidate: candidate.rank)
-
-
-def shortlist(
-    candidates: Sequence[EstimatedSchedule], schedule: str
-) -> list[EstimatedSchedule]:
-    """Return the schedules for which submeshes are planned until one fits: for "auto"
-    the best of all, then the default of every cut, which holds least."""
-    if schedule != AUTO:
-        return list(candidates)
-    usual_ones = [candidate for candidate in candidates if candidate.is_usual]
-    return list(dict.fromkeys([candidates[0], *usual_ones]))
+            if schedule in (AUTO, name) and family.suits(work):
+                tried.plan((cut, name))
+    if not tried.plans:
+        raise next(iter(tried.left.values()))
+    return sorted(tried.plans.values(), key=lambda candidate: candidate.rank)
 
 
 def usual(work: StepWork) -> str:
     """Return the default schedule of one chunk per submesh."""
     return COUPLED if work.between else USUAL
-
-
-def _candidate(at: int, name: str, work: StepWork) -> EstimatedSchedule:
-    free = replace(work, limit_bytes=())
-    schedule: Schedule | None = None
-    if name == SEARCHED:
-        for held in (work, free):
-            try:
-                schedule = searched(held, samples=SAMPLES, effort=0)
-                break
-            except ScheduleError:
-                continue
-    schedule = schedule or FAMILIES[name].build(free)
-    simulation = simulate(schedule)
-    try:
-        limited = replace(schedule.graph, limit_bytes=work.limit_bytes)
-        check_memory(replace(simulation, schedule=replace(schedule, graph=limited)))
-        fits = True
-    except ScheduleError:
-        fits = False
-    flights = flights_of(schedule, len(work.chunks) * work.slices)
-    again_s = math.inf
-    if not fits and name in FAMILIES and not schedule.is_split:
-        again_s = simulate(FAMILIES[name].build(_recomputed(free))).step_time_s
-    time_s = simulation.step_time_s
-    is_usual, is_split = name == usual(work), schedule.is_split
-    return EstimatedSchedule(
-        at, name, is_split, time_s, fits, flights, again_s, is_usual, work.slices
-    )
 
 
 def flights_of(schedule: Schedule, chunks: int) -> tuple[int, ...]:
@@ -247,16 +218,6 @@ def settle(pipeline: Pipeline, schedule: str, limit_bytes: float) -> Pipeline:
     is_clear = best.step_time_s < (1 - MIN_GAIN) * usual_s
     name = best.schedule.name if is_clear else USUAL
     return replace(pipeline, schedule=name)
-
-
-def is_worth_it(pipeline: Pipeline, step_time_s: float) -> bool:
-    """Whether a schedule other than 1F1B, with one chunk per submesh, is still faster
-    than the default when the costs of tasks are known."""
-    if pipeline.schedule in WHOLE or pipeline.group_of:
-        return True
-    work = work_of(pipeline)
-    usual_s = simulate(FAMILIES[usual(work)].build(work)).step_time_s
-    return step_time_s < (1 - MIN_GAIN) * usual_s
 
 
 def note_on(

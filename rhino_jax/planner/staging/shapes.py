@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from itertools import chain
+from functools import cached_property
 
 import numpy as np
 
@@ -43,9 +42,7 @@ def seconds_by_op(found: SearchResult) -> dict[int, float]:
     Args:
       found: the result of a search in which a plan fits.
     """
-    solved = found.solved[0]
-    model, labels = solved.mesh_problem.model, solved.solution.labels
-    assert labels is not None, "nothing was found"
+    model, labels = found.best.model, found.best.labels
     nodes = model.graph.nodes
     seconds = np.array(
         [costs[label] for costs, label in zip(model.problem.costs, labels, strict=True)]
@@ -90,11 +87,8 @@ def _op_of(graph: Graph, n: int) -> int:
 
 def with_regions(program: Program, seconds: Mapping[int, float], op_id: int) -> float:
     """Return the seconds of an op and of all ops in its regions."""
-    op = program.ops[op_id]
-    inner = () if op.call is None else op.call.regions
-    return seconds.get(op_id, 0.0) + sum(
-        with_regions(program, seconds, o) for region in inner for o in region.ops
-    )
+    inside = program.within(program.ops[op_id])
+    return sum(seconds.get(op.id, 0.0) for op, _ in inside)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,41 +108,6 @@ class SubmeshSearches:
     known: dict[Hashable, SearchResult] = field(default_factory=dict)
     whole: dict[MeshAxes, SearchResult] = field(default_factory=dict)
     faster: dict[tuple[SearchResult, bool], Chosen | None] = field(default_factory=dict)
-
-    def find_whole(
-        self,
-        program: Program,
-        meshes: Sequence[MeshAxes],
-        target: Target,
-        request: Request,
-        bound_axes: Callable[[int, float, SearchResult | None], float] | None = None,
-    ) -> SearchResult:
-        """Search a whole micro-batch.
-
-        On one mesh, it starts from the known solution of another number of
-        micro-batches, or of whole loops, on that mesh.
-
-        Args:
-          program: the program of a micro-batch.
-          meshes: candidate meshes of a submesh.
-          target: all devices.
-          request: the same for all searches but for the remaining time.
-          bound_axes: see `rhino_jax.planner.search.driver.find`.
-        """
-        like = self.whole.get(tuple(meshes[0])) if len(meshes) == 1 else None
-        found = find(
-            program,
-            meshes,
-            target,
-            request,
-            like=like,
-            is_estimate=True,
-            bound_axes=bound_axes,
-        )
-        # Only the best mesh's problem is cached.
-        best = replace(found, solved=found.solved[:1])
-        self.whole.setdefault(found.mesh_axes, best)
-        return found
 
     def find(
         self, program: Program, mesh_axes: MeshAxes, target: Target, request: Request
@@ -264,10 +223,94 @@ class GroupMeshes:
         """Return the number of devices of one submesh."""
         return math.prod(size for _, size in self.mesh(group))
 
+    def least_step_s(self, searched: int, count: int) -> float:
+        """Return a lower bound on a step: every submesh has a share of the model in
+        proportion to its speed, and the pipeline fills as with late weight gradients,
+        in a third of the time of 1F1B (Qi et al. 2023, table 1).
+
+        In fewer micro-batches, collectives whose size does not depend on the
+        micro-batch, such as those of weights, shrink in proportion; in more, they are
+        not counted more often.
+
+        Args:
+          searched: the number of micro-batches which the seconds are for.
+          count: the number of micro-batches.
+        """
+        rates = []
+        for places in self.places:
+            # Seconds of all micro-batches, were the whole model on one submesh.
+            total_s = math.fsum(self.seconds[places].values())
+            compute_s = min(total_s, self.compute_s.get(places, 0.0))
+            sent_s = (total_s - compute_s) * min(1.0, count / searched)
+            seconds = searched * (compute_s + sent_s)
+            rates.append(1 / seconds if seconds else 0.0)
+        if not all(rates):
+            return 0.0
+        # Fewer micro-batches than stages may run in sequence slices, which fill the
+        # pipeline.
+        idle = (self.groups - 1) / (3 * count) if count >= self.groups else 0.0
+        return (1 - NEAR) / sum(rates) * (1 + idle)
+
     def speed(self, group: int) -> float:
         """Return a submesh's speed over that of the first, for all ops together."""
         first, own = (sum(self.seconds[self.places[g]].values()) for g in (0, group))
         return first / own if own else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepBound:
+    """A time that a step in stages has to be shorter than.
+
+    Attributes:
+      counts: candidate numbers of micro-batches; the first is that for which the
+        submeshes are searched.
+      enough_s: seconds that the step has to be shorter than.
+    """
+
+    counts: Sequence[int]
+    enough_s: float
+
+    def check(self, shapes: GroupMeshes) -> None:
+        """Refuse stages that are too slow in any number of micro-batches, however they
+        are cut and scheduled.
+
+        Args:
+          shapes: the submeshes, with the seconds of a micro-batch on each.
+        Raises:
+          NotFaster: no number of micro-batches makes a step fast enough.
+        """
+        searched = self.counts[0]
+        least_s, count = min((shapes.least_step_s(searched, n), n) for n in self.counts)
+        if least_s >= self.enough_s:
+            raise NotFaster(least_s, count)
+
+    def most_s(self, shapes: GroupMeshes) -> float:
+        """Return the seconds of a micro-batch on a submesh from which on a step is too
+        slow in any number of micro-batches, on meshes of more axes: these save
+        collectives, but no compute.
+
+        Args:
+          shapes: equal submeshes of few axes.
+        Raises:
+          NotFaster: compute alone takes too long, or more than `MAX_AXIS_GAIN` has to
+            be saved.
+        """
+        (size,) = {*shapes.places}
+        compute_s, searched = shapes.compute_s[size], self.counts[0]
+        alone = replace(shapes, seconds={size: {0: compute_s}})
+        self.check(alone)
+        sent_s = 0.0
+        for count in self.counts:
+            # A step is as long as its compute and a share of the sent seconds.
+            least_s = alone.least_step_s(searched, count)
+            share = min(1.0, count / searched)
+            each = least_s / compute_s * share if compute_s else 0.0
+            sent_s = max(sent_s, (self.enough_s - least_s) / each if each else math.inf)
+        if (1 - MAX_AXIS_GAIN) * math.fsum(shapes.seconds[size].values()) > (
+            compute_s + sent_s
+        ):
+            self.check(shapes)
+        return compute_s + sent_s
 
 
 def shapes_of(
@@ -276,7 +319,7 @@ def shapes_of(
     places: tuple[int, ...],
     meshes: Sequence[MeshAxes],
     finds: SubmeshSearches,
-    bound_axes: Callable[[GroupMeshes], float] | None = None,
+    bound: StepBound | None = None,
 ) -> GroupMeshes:
     """Return the best mesh for a whole micro-batch on the largest submesh, and the
     seconds of its ops on every submesh.
@@ -287,10 +330,11 @@ def shapes_of(
       places: number of places of each submesh along the stage axis.
       meshes: candidate meshes of all devices.
       finds: results for other numbers of micro-batches.
-      bound_axes: called before meshes of up to `FEW_AXES` axes with the compute of a
+      bound: checked before meshes of up to `FEW_AXES` axes with the compute of a
         micro-batch that none is below, and after them with the best of them, as if all
-        submeshes were as large as the largest; returns the seconds of a micro-batch
-        that meshes of more axes must be shorter than, or raises.
+        submeshes were as large as the largest.
+    Raises:
+      NotFaster: see `StepBound`.
     """
     asked = replace(
         search.request,
@@ -306,12 +350,12 @@ def shapes_of(
     size = max(places)
 
     def most_s(seconds: Mapping[int, float], compute_s: float) -> float:
-        assert bound_axes is not None
+        assert bound is not None
         axes, own = meshes[0], {size: seconds}
         brief = GroupMeshes.on(axes, (size,) * len(places), own, search.target)
-        return bound_axes(replace(brief, compute_s={size: compute_s}))
+        return bound.most_s(replace(brief, compute_s={size: compute_s}))
 
-    def bound(num_axes: int, compute_s: float, best: SearchResult | None) -> float:
+    def bound_axes(num_axes: int, compute_s: float, best: SearchResult | None) -> float:
         if best is None:
             # On a third axis, at most this share can be saved.
             return most_s({0: compute_s}, compute_s) / (1 - MAX_AXIS_GAIN)
@@ -327,132 +371,24 @@ def shapes_of(
         # Smaller submeshes use the mesh that is best for the largest.
         left = good[:1] if seconds else good
         own = [own_mesh(axes, size) for axes in left]
-        is_bounded = not seconds and bound_axes is not None
-        found = finds.find_whole(
-            sides.program, own, search.target, asked, bound if is_bounded else None
+        is_bounded = not seconds and bound and math.isfinite(bound.enough_s)
+        # On one mesh, from the solution of another number of micro-batches, or of whole
+        # loops, there.
+        found = find(
+            sides.program,
+            own,
+            search.target,
+            asked,
+            like=finds.whole.get(own[0]) if len(own) == 1 else None,
+            is_estimate=True,
+            bound_axes=bound_axes if is_bounded else None,
         )
+        # Only the best mesh's problem is cached.
+        best = replace(found, solved=found.solved[:1])
+        finds.whole.setdefault(found.mesh_axes, best)
         seconds[size] = seconds_by_op(found)
         compute_s[size] = found.compute_s
         if not seconds.keys() - {size}:
             good = tuple(left[own.index(axes)] for axes in found.meshes)
     shapes = GroupMeshes.on(good[0], places, seconds, search.target)
     return replace(shapes, good=good, compute_s=compute_s)
-
-
-def check_any(
-    shapes: GroupMeshes, rounds: Sequence[Sequence[int]], enough_s: float
-) -> None:
-    """Refuse a number of stages that is too slow in any number of micro-batches.
-
-    Args:
-      shapes: the submeshes, with the seconds of a micro-batch on each, for the first
-        number of micro-batches.
-      rounds: numbers of micro-batches.
-      enough_s: seconds that a step has to be shorter than.
-    Raises:
-      NotFaster: no number of micro-batches makes a step fast enough.
-    """
-    searched, slower = rounds[0][0], list[NotFaster]()
-    for count in chain.from_iterable(rounds):
-        try:
-            check_enough(shapes, searched, count, enough_s)
-        except NotFaster as refused:
-            slower.append(refused)
-        else:
-            return
-    raise min(slower, key=lambda refused: refused.step_s)
-
-
-def bound_of_axes(
-    rounds: Sequence[Sequence[int]], enough_s: float
-) -> Callable[[GroupMeshes], float] | None:
-    """Return `bound_axes` of `shapes_of`; None where there is no plan to beat.
-
-    Args:
-      rounds, enough_s: as for `check_any`.
-    """
-    if math.isinf(enough_s):
-        return None
-    return partial(most_seconds, rounds=rounds, enough_s=enough_s)
-
-
-def most_seconds(
-    shapes: GroupMeshes, rounds: Sequence[Sequence[int]], enough_s: float
-) -> float:
-    """Return the seconds of a micro-batch on a submesh from which on a step is too slow
-    in any number of micro-batches, on meshes of more axes: these save collectives, but
-    no compute.
-
-    Args:
-      shapes: equal submeshes of few axes; for the others, see `check_any`.
-    Raises:
-      NotFaster: compute alone takes too long, or more than `MAX_AXIS_GAIN` has to be
-        saved.
-    """
-    (size,) = {*shapes.places}
-    compute_s = shapes.compute_s[size]
-    alone = replace(shapes, seconds={size: {0: compute_s}})
-    check_any(alone, rounds, enough_s)
-    searched = rounds[0][0]
-    sent_s = 0.0
-    for count in chain.from_iterable(rounds):
-        # A step is as long as its compute and a share of the sent seconds.
-        least_s = least_step_s(alone, searched, count)
-        each = least_s / compute_s * min(1.0, count / searched) if compute_s else 0.0
-        sent_s = max(sent_s, (enough_s - least_s) / each) if each else math.inf
-    most_s = compute_s + sent_s
-    if (1 - MAX_AXIS_GAIN) * math.fsum(shapes.seconds[size].values()) > most_s:
-        check_any(shapes, rounds, enough_s)
-    return most_s
-
-
-def check_enough(
-    shapes: GroupMeshes, searched: int, count: int, enough_s: float
-) -> None:
-    """Refuse a number of micro-batches with which a step takes too long, however it is
-    cut and scheduled.
-
-    Args:
-      shapes: the submeshes, with the seconds of a micro-batch on each.
-      searched: the number of micro-batches which those seconds are for.
-      count: the number of micro-batches to check.
-      enough_s: seconds that a step has to be shorter than.
-    Raises:
-      NotFaster: it is not.
-    """
-    bound_s = least_step_s(shapes, searched, count)
-    if bound_s >= enough_s:
-        raise NotFaster(bound_s, count)
-
-
-def least_step_s(shapes: GroupMeshes, searched: int, count: int) -> float:
-    """Return a lower bound on a step: every submesh has a share of the model in
-    proportion to its speed, and the pipeline fills as with late weight gradients, in a
-    third of the time of 1F1B (Qi et al. 2023, table 1).
-
-    In fewer micro-batches, collectives whose size does not depend on the micro-batch,
-    such as those of weights, shrink in proportion; in more, they are not counted more
-    often.
-
-    Args:
-      shapes, searched, count: see `check_enough`.
-    """
-    rates = [
-        1 / seconds if (seconds := _seconds(shapes, group, searched, count)) else 0.0
-        for group in range(shapes.groups)
-    ]
-    if not all(rates):
-        return 0.0
-    # Fewer micro-batches than stages may run in sequence slices, which fill the
-    # pipeline.
-    idle = (shapes.groups - 1) / (3 * count) if count >= shapes.groups else 0.0
-    return (1 - NEAR) / sum(rates) * (1 + idle)
-
-
-def _seconds(shapes: GroupMeshes, group: int, searched: int, count: int) -> float:
-    """Return the seconds of all micro-batches, were the whole model on one submesh."""
-    places = shapes.places[group]
-    total_s = math.fsum(shapes.seconds[places].values())
-    compute_s = min(total_s, shapes.compute_s.get(places, 0.0))
-    sent_s = (total_s - compute_s) * min(1.0, count / searched)
-    return searched * (compute_s + sent_s)

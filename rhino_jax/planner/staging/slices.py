@@ -8,7 +8,7 @@ costs of every slice, for a few ways to slice.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -67,29 +67,6 @@ class Growth:
         """
         alone, pairs, fixed = parts_s
         return fixed + alone * inside + pairs * inside * (before + inside)
-
-
-def _kernels(program: Program, seconds: Mapping[int, float], op_id: int) -> int:
-    """Return the number of kernels of an op, with its regions: ops that take time."""
-    op = program.ops[op_id]
-    inner = () if op.call is None else op.call.regions
-    within = sum(_kernels(program, seconds, o) for region in inner for o in region.ops)
-    trips = 1 if op.call is None else op.call.trip_count
-    return int(seconds.get(op_id, 0.0) > 0) + trips * within
-
-
-def _shares_of_pairs(apart: Apart, length: int) -> Mapping[int, float]:
-    """Return equation → share of its work that grows with pairs of tokens."""
-    half = length // 2
-    cut = sliced(apart, (half, length - half))
-    program = sides_of(replace(apart, piece=cut.piece)).program
-    done: dict[int, list[float]] = {}
-    for op_id, source, at in zip(
-        program.body.ops, cut.source, cut.slice_of, strict=True
-    ):
-        if source is not None and at is not None:
-            done.setdefault(source, [0.0, 0.0])[at] += _work(program, op_id)
-    return {i: _share(of, half, length) for i, of in done.items()}
 
 
 def _share(done: Sequence[float], half: int, length: int) -> float:
@@ -153,7 +130,17 @@ class Slicing:
         such work the second slice does twice as much as the first.
         """
         check_length(self.length, 2)
-        pairs, sides = _shares_of_pairs(self.apart, self.length), self.sides
+        half, sides = self.length // 2, self.sides
+        two = sliced(self.apart, (half, self.length - half))
+        program = sides_of(replace(self.apart, piece=two.piece)).program
+        done: dict[int, list[float]] = {}
+        for op_id, source, at in zip(
+            program.body.ops, two.source, two.slice_of, strict=True
+        ):
+            if source is not None and at is not None:
+                done.setdefault(source, [0.0, 0.0])[at] += _work(program, op_id)
+        # Equation → share of its work that grows with pairs of tokens.
+        pairs = {i: _share(of, half, self.length) for i, of in done.items()}
         part_of = dict(zip(sides.forward, self.stages, strict=True))
         took = np.zeros((len(self.work.chunks), 2, 3))
         for i, op_id in enumerate(sides.program.body.ops):
@@ -167,7 +154,8 @@ class Slicing:
             share = pairs.get(i, 0.0)
             fixed = 0.0
             if i in pairs:
-                kernels = _kernels(sides.program, seconds, op_id)
+                inside = sides.program.within(sides.program.ops[op_id])
+                kernels = sum(n for op, n in inside if seconds.get(op.id, 0.0) > 0)
                 fixed = min(whole, self.launch_s * kernels)
             rest = whole - fixed
             side = int(sides.is_backward[i])
@@ -198,7 +186,17 @@ class Slicing:
             )
         if len(asked) > 1:
             if sum(asked) != self.length:
-                raise _wrong_sum(asked, self.length)
+                rest = self.length - sum(asked[:-1])
+                said = ",".join(map(str, [*asked[:-1], rest]))
+                example = said if rest > 0 else "4"
+                raise ScheduleError(
+                    "lengths of slices do not sum up to that of a sequence.",
+                    where="`schedule=`",
+                    numbers=f"{' + '.join(map(str, asked))} = {sum(asked)}, sequences"
+                    f" of {self.length} tokens",
+                    fix=f"let them sum up to {self.length},"
+                    f' {"as" if rest > 0 else "or"} "{TOKEN_SLICES}:{example}".',
+                )
             yield tuple(asked), self.in_slices(asked)
             return
         counts = asked or [n for n in COUNTS if n <= self.length] or (2,)
@@ -331,17 +329,4 @@ def check_length(length: int, count: int) -> None:
         fix=f"take up to {length} slices."
         if length > 1
         else 'take another schedule, as schedule="1f1b".',
-    )
-
-
-def _wrong_sum(lengths: Sequence[int], length: int) -> ScheduleError:
-    rest = length - sum(lengths[:-1])
-    said = ",".join(map(str, [*lengths[:-1], rest]))
-    example = f'as "{TOKEN_SLICES}:{said}"' if rest > 0 else f'or "{TOKEN_SLICES}:4"'
-    return ScheduleError(
-        "lengths of slices do not sum up to that of a sequence.",
-        where="`schedule=`",
-        numbers=f"{' + '.join(map(str, lengths))} = {sum(lengths)}, sequences of"
-        f" {length} tokens",
-        fix=f"let them sum up to {length}, {example}.",
     )

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -20,9 +21,10 @@ from rhino_jax.errors import PinError
 from rhino_jax.ir.spec import Spec, share_of, without
 from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKey, ValueKind
 from rhino_jax.plan.stages import Between, Pipeline, StageCost, StageHop
+from rhino_jax.planner.decision import MIN_GAIN
+from rhino_jax.planner.search.carried import costs_given
 from rhino_jax.planner.staging.planned import PlannedGroup, Refused
-from rhino_jax.planner.staging.shapes import GroupMeshes, with_regions
-from rhino_jax.planner.variant_search import MIN_GAIN
+from rhino_jax.planner.staging.shapes import GroupMeshes
 
 
 def with_costs(
@@ -46,11 +48,10 @@ def with_costs(
 def _cost(
     step: StagedStep, group: PlannedGroup, chunk: int, is_first: bool
 ) -> StageCost:
-    program = group.of.program
     parts = dict.fromkeys(TaskKind, 0.0)
-    for task, op_id in zip(group.of.tasks, program.body.ops, strict=True):
+    for task, seconds in group.timed():
         if task.place == chunk if task.is_per_micro_batch else is_first:
-            parts[task.kind] += with_regions(program, group.seconds, op_id)
+            parts[task.kind] += seconds
     times = step.micro_batches
     left, kept, handed = group.held(step, chunk)
     return StageCost(
@@ -92,12 +93,11 @@ def _between(step: StagedStep, groups: Sequence[PlannedGroup]) -> tuple[Between,
     kinds = {task.kind for tasks in step.tasks for task in tasks}
     if TaskKind.BETWEEN not in kinds:
         return ()
-    seconds, receives = [0.0] * step.groups, [dict[int, int]() for _ in groups]
-    for at, group in enumerate(groups):
-        program = group.of.program
-        for task, op_id in zip(group.of.tasks, program.body.ops, strict=True):
-            if task.kind is TaskKind.BETWEEN:
-                seconds[at] += with_regions(program, group.seconds, op_id)
+    receives = [dict[int, int]() for _ in groups]
+    seconds = [
+        sum((s for task, s in group.timed() if task.kind is TaskKind.BETWEEN), 0.0)
+        for group in groups
+    ]
     for send in step.met:
         ends = groups[send.source], groups[send.target]
         size = bytes_between(step, *ends, send.key)
@@ -164,38 +164,24 @@ class GroupCrossing:
 
     Attributes:
       step: the tasks of all submeshes.
-      keys: the values whose layouts are free.
+      group: the submesh.
+      known: values whose layout another submesh's plan, or a pin, prescribes.
       bytes_per_s: bandwidth of the link between submeshes, for one device.
       on_all: spec on a submesh → the part of it that is possible on all submeshes.
     """
 
     step: StagedStep
-    keys: Collection[ValueKey]
+    group: int
+    known: Collection[ValueKey]
     bytes_per_s: float
     on_all: Callable[[Spec], Spec]
 
-    @classmethod
-    def of(
-        cls,
-        step: StagedStep,
-        group: int,
-        known: Collection[ValueKey],
-        bytes_per_s: float,
-        on_all: Callable[[Spec], Spec],
-    ) -> GroupCrossing:
-        """Return the values that one submesh exchanges and whose layouts are free.
-
-        Args:
-          step: the tasks of all submeshes.
-          group: the submesh.
-          known: values whose layout another submesh's plan, or a pin, prescribes.
-          bytes_per_s, on_all: see the attributes.
-        """
-        ends = {s.key for s in step.sends if group in (s.source, s.target)}
-        keys = [
-            key for key in ends if key.kind is ValueKind.INSIDE and key not in known
-        ]
-        return cls(step, sorted(keys), bytes_per_s, on_all)
+    @cached_property
+    def keys(self) -> list[ValueKey]:
+        """The values whose layouts are free."""
+        ends = {s.key for s in self.step.sends if self.group in (s.source, s.target)}
+        free = (k for k in ends if k.kind is ValueKind.INSIDE and k not in self.known)
+        return sorted(free)
 
     def planned(
         self,
@@ -239,17 +225,17 @@ class GroupCrossing:
           Value → spec; empty where it saves less than another search is worth
             (`MIN_GAIN`).
         """
-        solved = group.found.solved[0]
-        model, labels = solved.mesh_problem.model, solved.solution.labels
-        if labels is None or not self.keys:
+        if not group.found.fits or not self.keys:
             return {}
-        nodes = self._nodes(group)
-        costs = {n: model.problem.costs[n].astype(float) for n in nodes}
-        for source, target, table in model.problem.edges:
-            if source in costs:
-                costs[source] = costs[source] + table[:, labels[target]]
-            if target in costs:
-                costs[target] = costs[target] + table[labels[source], :]
+        model, labels = group.found.best.model, group.found.best.labels
+        # The submesh's exchanged arguments and results.
+        ends = {NodeKind.INPUT: group.of.arguments, NodeKind.OUTPUT: group.of.results}
+        nodes = {
+            node.id: ends[node.kind][node.slot]
+            for node in model.graph.nodes
+            if node.kind in ends and ends[node.kind][node.slot] in self.keys
+        }
+        costs = costs_given(model.problem, labels, nodes)
         found: dict[ValueKey, Spec] = {}
         saved_s = 0.0
         for n, key in nodes.items():
@@ -262,12 +248,3 @@ class GroupCrossing:
                 found[key] = specs[best]
                 saved_s += float(total[labels[n]] - total[best])
         return found if saved_s > MIN_GAIN * group.found.step_s else {}
-
-    def _nodes(self, group: PlannedGroup) -> Mapping[int, ValueKey]:
-        """Return the nodes of the submesh's exchanged arguments and results."""
-        ends = {NodeKind.INPUT: group.of.arguments, NodeKind.OUTPUT: group.of.results}
-        return {
-            node.id: ends[node.kind][node.slot]
-            for node in group.found.solved[0].mesh_problem.model.graph.nodes
-            if node.kind in ends and ends[node.kind][node.slot] in self.keys
-        }

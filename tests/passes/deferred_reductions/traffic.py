@@ -16,7 +16,7 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.resolved_pins import resolve_pins
 from rhino_jax.planner.deferred_reductions import with_deferred_reductions
 from rhino_jax.planner.search.records import Request
-from rhino_jax.planner.variant_search import Search
+from rhino_jax.planner.variant_search import Search, VariantCandidate
 from rhino_jax.runtime.spmd import SpmdExecutable
 from rhino_jax.verify.compile import compile_lowered
 from rhino_jax.verify.hlo.collectives.read import read_collectives
@@ -47,16 +47,11 @@ def planned(case: Case, axes: Sequence[tuple[str, int]], hardware: str) -> Plann
         value_pins=pins.values,
         level="fast",
     )
-    search = Search(
-        traced, None, [tuple(axes)], target, request, case.pins, 0, "test", _quiet
-    )
+    search = Search(traced, None, [tuple(axes)], target, request, case.pins, 0, "test")
     first = search.find()
-    opened, best = with_deferred_reductions(search, first)
-    return Planned(traced, first.plan(), opened.running, opened.plan(best))
-
-
-def _quiet(best: float | None, bound: float | None) -> None:
-    pass
+    best = with_deferred_reductions(VariantCandidate(search, first))
+    again = best.search
+    return Planned(traced, first.plan(), again.running, again.plan(best.found))
 
 
 def sent_by_plan(traced: Traced, plan: PlanData, mesh: Mesh) -> float:

@@ -57,7 +57,7 @@ def _planned() -> tuple[Traced, SolvedMesh]:
     analysis = ProgramAnalysis.of(traced.program, load_target("h100:1"))
     request = Request(1e15, {}, {}, level="fast")
     problem = build_mesh_problem(analysis, (("x", 1),), request)
-    return traced, SOLVE.run(None, problem, EFFORTS["fast"], request, None)
+    return traced, SOLVE.run(None, problem, EFFORTS["fast"], request)
 
 
 def _recomputed(policy: str) -> Any:

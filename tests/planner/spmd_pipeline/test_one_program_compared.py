@@ -14,7 +14,7 @@ import rhino_jax as rhino
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.planner.decision import DecisionOptions, NotFaster
+from rhino_jax.planner.decision import MIN_GAIN, DecisionOptions, NotFaster
 from rhino_jax.planner.staging.spmd_pipeline import planned as planned_file
 from rhino_jax.planner.staging.spmd_pipeline.planned import (
     Recompute,
@@ -25,7 +25,6 @@ from rhino_jax.planner.staging.spmd_pipeline.planned import (
     plan_in_one_program,
     share_of_layers,
 )
-from rhino_jax.planner.variant_search import MIN_GAIN
 from tests.planner.spmd_pipeline.helpers_one_program import (
     MESH,
     clipped,
@@ -117,9 +116,9 @@ def test_a_plan_that_is_not_enough_says_what_it_takes(
     assert found.value.count == 4
     counts: list[int] = []
 
-    def counted(stage: Any, count: int) -> Recompute:
-        counts.append(count)
-        return Recompute(stage, count)
+    def counted(**asked: Any) -> Recompute:
+        counts.append(asked["count"])
+        return Recompute(**asked)
 
     monkeypatch.setattr(planned_file, "Recompute", counted)
     with pytest.raises(NotFaster) as several:

@@ -19,10 +19,8 @@ from rhino_jax.planner.staging.cuts import cuts_of
 from rhino_jax.planner.staging.shapes import (
     MAX_AXIS_GAIN,
     GroupMeshes,
+    StepBound,
     SubmeshSearches,
-    check_any,
-    least_step_s,
-    most_seconds,
 )
 from rhino_jax.planner.variant_search import NEAR
 
@@ -48,7 +46,7 @@ def shapes(compute_s: float, sent_s: float, groups: int = 4) -> GroupMeshes:
     ],
 )
 def test_a_step_is_bounded_by_what_groups_do_together(count, seconds):
-    bound_s = least_step_s(shapes(4.0, 1.0), 16, count)
+    bound_s = shapes(4.0, 1.0).least_step_s(16, count)
     assert bound_s == pytest.approx((1 - NEAR) * seconds)
 
 
@@ -61,30 +59,30 @@ def test_unequal_groups_share_the_model_by_their_speed():
         (1e9, 1e-6),
         compute_s={2: 2.0, 1: 4.0},
     )
-    whole = least_step_s(one, 8, 8)
-    assert least_step_s(of, 8, 8) == pytest.approx(whole / 3 * (1 + 1 / 24))
+    whole = one.least_step_s(8, 8)
+    assert of.least_step_s(8, 8) == pytest.approx(whole / 3 * (1 + 1 / 24))
 
 
 def test_what_cannot_be_enough_says_what_it_takes_at_least():
-    rounds = [[16, 8], [64]]
+    counts = [16, 8, 64]
     with pytest.raises(NotFaster) as slower:
-        check_any(shapes(4.0, 1.0), rounds, 10.0)
-    least = min(least_step_s(shapes(4.0, 1.0), 16, n) for n in (16, 8, 64))
+        StepBound(counts, 10.0).check(shapes(4.0, 1.0))
+    least = min(shapes(4.0, 1.0).least_step_s(16, n) for n in counts)
     assert slower.value.step_s == least
-    check_any(shapes(4.0, 1.0), rounds, least + 1e-9)
-    check_any(shapes(4.0, 1.0), rounds, math.inf)
+    StepBound(counts, least + 1e-9).check(shapes(4.0, 1.0))
+    StepBound(counts, math.inf).check(shapes(4.0, 1.0))
 
 
 def test_a_micro_batch_on_more_axes_has_to_beat_a_bound():
-    rounds, enough_s = [[16, 8], [64]], 10.0
+    bound = StepBound([16, 8, 64], 10.0)
     # Meshes of more axes may send less: only compute counts.
-    most_s = most_seconds(shapes(1.0, 1.0), rounds, enough_s)
-    check_any(shapes(1.0, most_s - 1.0 - 1e-9), rounds, enough_s)
+    most_s = bound.most_s(shapes(1.0, 1.0))
+    bound.check(shapes(1.0, most_s - 1.0 - 1e-9))
     with pytest.raises(NotFaster):
-        check_any(shapes(1.0, most_s - 1.0 + 1e-9), rounds, enough_s)
+        bound.check(shapes(1.0, most_s - 1.0 + 1e-9))
     for compute_s, sent_s in ((4.0, 0.0), (1.0, most_s / (1 - MAX_AXIS_GAIN))):
         with pytest.raises(NotFaster):
-            most_seconds(shapes(compute_s, sent_s), rounds, enough_s)
+            bound.most_s(shapes(compute_s, sent_s))
 
 
 def test_numbers_of_stages_whose_bounds_hardly_fall_are_not_followed():

@@ -106,8 +106,8 @@ def test_no_other_choice_that_fits_is_cheaper(monkeypatch, loss, share, toleranc
     asked, answers = [], []
     as_it_was = StageRematSearch.of
 
-    def of(self, step, group, remat, kept, wide):
-        found = as_it_was(self, step, group, remat, kept, wide)
+    def of(self, step, group, remat):
+        found = as_it_was(self, step, group, remat)
         asked.append((self, step, group, remat))
         answers.append(found)
         return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rhino_jax.analysis.graph import NodeKind
@@ -51,31 +51,8 @@ from rhino_jax.solver.problem import Labels
 from rhino_jax.units import format_bytes
 
 
-def notes_of(
-    target: Target, found: SolvedMesh, decisions: Decisions, unknown: Mapping[str, int]
-) -> tuple[str, ...]:
-    """Return the notes of the plan of a solved mesh.
-
-    Args:
-      target: the hardware.
-      found: the solved mesh.
-      decisions: the specs of the plan.
-      unknown: primitive without a rule → number of ops.
-    """
-    model = found.mesh_problem.model
-    program = model.graph.program
-    mesh_axes = tuple((a.name, a.size) for a in model.mesh.axes)
-    return (
-        *_of_the_search(target, found),
-        *padding_notes(program, decisions.values, model.mesh),
-        *_without_a_rule(unknown),
-        *_by_hand(program, mesh_axes),
-        *_constrained(program),
-    )
-
-
 def _of_the_search(target: Target, found: SolvedMesh) -> list[str]:
-    model, notes = found.mesh_problem.model, []
+    model, notes = found.model, []
     if found.is_fallback:
         notes.append(
             f"{CUT_BY_CLOCK} was over before the search began: this is the best recipe."
@@ -97,25 +74,6 @@ def _of_the_search(target: Target, found: SolvedMesh) -> list[str]:
             " searched; the gap counts nothing else."
         )
     return notes
-
-
-def _without_a_rule(unknown: Mapping[str, int]) -> list[str]:
-    if not unknown:
-        return []
-    listed = ", ".join(f"{n} ({c})" for n, c in unknown.items())
-    return [f"replicated for want of a rule: {listed}."]
-
-
-def _constrained(program: Program) -> list[str]:
-    """Note that the plan replaces constraints in the program."""
-    own = sum(op.name == USERS_CONSTRAINT for op in program.ops)
-    if not own:
-        return []
-    return [
-        f"sharding constraints that the program says itself: {own}; the plan takes"
-        " their place. Write rhino.pin(x, spec) in its stead where a layout must"
-        " stay."
-    ]
 
 
 def _by_hand(program: Program, mesh_axes: tuple[tuple[str, int], ...]) -> list[str]:
@@ -242,6 +200,20 @@ def assemble(
     predicted, collectives, peak_time = costs_of(mesh_problem, labels)
     mesh_axes = tuple((a.name, a.size) for a in model.mesh.axes)
     ops, flops, size, unknown = coverage_shares(program)
+    notes = [
+        *_of_the_search(target, found),
+        *padding_notes(program, decisions.values, model.mesh),
+    ]
+    if unknown:
+        listed = ", ".join(f"{n} ({c})" for n, c in unknown.items())
+        notes.append(f"replicated for want of a rule: {listed}.")
+    notes += _by_hand(program, mesh_axes)
+    if own := sum(op.name == USERS_CONSTRAINT for op in program.ops):
+        notes.append(
+            f"sharding constraints that the program says itself: {own}; the plan takes"
+            " their place. Write rhino.pin(x, spec) in its stead where a layout must"
+            " stay."
+        )
     return PlanData(
         program_name=program.name,
         fingerprint=fingerprint(program, mesh_axes),
@@ -281,7 +253,7 @@ def assemble(
         corrections=request.corrections,
         line_times=line_times(model, labels, predicted, collectives),
         timeline=timeline(model, labels, collectives),
-        notes=notes_of(target, found, decisions, unknown),
+        notes=(*notes,),
     )
 
 

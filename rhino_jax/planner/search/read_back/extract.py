@@ -192,8 +192,13 @@ def live_at(
         held[name, *_place(model, node), *shard].append(amount)
     largest = sorted(held.items(), key=lambda item: (-sum(item[1]), item[0]))
     return tuple(
-        PeakValue(_counted(what, amounts), math.ceil(sum(amounts)), *about)
+        PeakValue(
+            what if count < 2 else f"{count} × {what}",
+            math.ceil(sum(amounts)),
+            *about,
+        )
         for (what, *about), amounts in largest[:most]
+        for count in [sum(amount > 0 for amount in amounts)]
         if sum(amounts) > 0
     )
 
@@ -205,11 +210,6 @@ def _shard(model: MeshModel, node: Node, spec: Spec | None) -> tuple[str, str]:
         return "", ""
     local = local_shape(spec, value.shape, model.mesh.sizes)
     return format_type(replace(value, shape=local)), format_spec(spec, model.mesh.names)
-
-
-def _counted(what: str, amounts: Sequence[float]) -> str:
-    count = sum(amount > 0 for amount in amounts)
-    return what if count < 2 else f"{count} × {what}"
 
 
 def _place(model: MeshModel, node: Node) -> tuple[str, str]:
@@ -239,13 +239,7 @@ def line_times(
     Seconds of compute that belong to no op (copies between layouts on one device) have
     an empty line.
     """
-    lines = [*_compute(model, labels)]
-    rest_s = predicted.compute_s - sum(line.seconds for line in lines)
-    lines.append(LineTime("", memory_s=max(rest_s, 0.0)))
-    return summed([*lines, *sent(collectives, predicted.communication_s)])
-
-
-def _compute(model: MeshModel, labels: Labels) -> Iterator[LineTime]:
+    lines: list[LineTime] = []
     liveness = model.analysis.liveness
     launch_s = model.builder.target.device.launch_s
     for node, label in zip(model.graph.nodes, labels.tolist(), strict=True):
@@ -261,29 +255,27 @@ def _compute(model: MeshModel, labels: Labels) -> Iterator[LineTime]:
         starts_s = min(seconds, node.count * launch_s * launches)
         flops = node.count * float(options.flops[label])
         busy_s = seconds - starts_s
-        is_matrix = (
-            node.is_matmul
-            and _arithmetic_s(model, node, label) * node.count
-            >= LIMITS.arithmetic_share * busy_s
-        )
-        yield LineTime(
+        is_matrix = False
+        if node.is_matmul:  # At the matrix unit's rate, including padding.
+            assert node.op.rule is not None
+            strategy = options.strategies[label]
+            paddings = model.builder.array_paddings(node.op.rule, (strategy,))
+            dtype = model.graph.program.values[node.op.operands[0]].dtype
+            target = model.builder.target
+            rate = target.peak_flops_per_s(dtype) * target.device.matmul_efficiency
+            matrix_s = float(np.ravel(paddings)[0]) * flops / rate
+            is_matrix = matrix_s >= LIMITS.arithmetic_share * busy_s
+        line = LineTime(
             str(node.op.source),
             matrix_s=busy_s if is_matrix else 0.0,
             memory_s=0.0 if is_matrix else busy_s,
             launch_s=starts_s,
             flops=flops,
         )
-
-
-def _arithmetic_s(model: MeshModel, node: Node, label: int) -> float:
-    """Return the seconds of a matmul at the matrix unit's rate, including padding."""
-    op, options, target = node.op, model.options[node.id], model.builder.target
-    assert op is not None and op.rule is not None
-    dtype = model.graph.program.values[op.operands[0]].dtype
-    strategy = options.strategies[label]
-    padding = float(np.ravel(model.builder.array_paddings(op.rule, (strategy,)))[0])
-    rate = target.peak_flops_per_s(dtype) * target.device.matmul_efficiency
-    return padding * float(options.flops[label]) / rate
+        lines.append(line)
+    rest_s = predicted.compute_s - sum(line.seconds for line in lines)
+    lines.append(LineTime("", memory_s=max(rest_s, 0.0)))
+    return summed([*lines, *sent(collectives, predicted.communication_s)])
 
 
 def timeline(
@@ -343,14 +335,7 @@ def _loops(program: Program) -> Iterator[LoopSpan]:
     """Yield the loops of more than one trip, each before those inside."""
     for op in program.ops:
         if op.call is not None and op.call.trip_count > 1:
-            inside = [i for region in op.call.regions for i in region.ops]
+            _, *inside = (inner.id for inner, _ in program.within(op))
             if inside:
-                last = _last_inside(program, inside[-1])
-                yield LoopSpan(str(op.source), op.call.trip_count, inside[0], last)
-
-
-def _last_inside(program: Program, op_id: int) -> int:
-    """Return the id of the last op that runs within an op."""
-    call = program.ops[op_id].call
-    inside = [i for region in call.regions for i in region.ops] if call else []
-    return _last_inside(program, inside[-1]) if inside else op_id
+                trips = op.call.trip_count
+                yield LoopSpan(str(op.source), trips, inside[0], inside[-1])

@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from rhino_jax.analysis.dim_classes import Element
 from rhino_jax.analysis.graph import Edge, Node, NodeKind, Port
@@ -26,7 +27,7 @@ from rhino_jax.model.strategies import Strategy
 from rhino_jax.planner.search.records import LIMITS
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Reasons:
     """Explain why something is sent under a choice.
 
@@ -37,7 +38,6 @@ class Reasons:
     model: MeshModel
     _paths: dict[int, str | None] = field(default_factory=dict)
     _gradients: dict[int, str | None] = field(default_factory=dict)
-    _dims: dict[Element, list[tuple[bool, str, int]]] | None = None
 
     def of_op(self, node: Node, strategy: Strategy, step: ReshardStep) -> str:
         """Explain a collective that an op sends after its compute."""
@@ -182,18 +182,18 @@ class Reasons:
         if element in roles.batch:
             return "the batch"
         near = {self._path(e.source) for e in model.graph.incoming[node.id]}
-        known = self._dims_of_inputs().get(element, [])
+        known = self._dims_of_inputs.get(element, [])
         if known:
             _, path, dim = max(known, key=lambda k: (k[1] in near, k[0]))
             return f"dim {dim} of {path}"
         return _dim_of_operand(self.model.graph.program, op, factor)
 
+    @cached_property
     def _dims_of_inputs(self) -> dict[Element, list[tuple[bool, str, int]]]:
         """Return dim class → (whether it is a parameter, path, dim) of the arguments
         with that class."""
-        if self._dims is not None:
-            return self._dims
-        self._dims, graph = {}, self.model.graph
+        found: dict[Element, list[tuple[bool, str, int]]] = {}
+        graph = self.model.graph
         params = self.model.analysis.roles.params
         for node in graph.nodes:
             if node.kind is NodeKind.INPUT:
@@ -201,8 +201,8 @@ class Reasons:
                 for dim, element in enumerate(self.model.dim_classes.results(node, 0)):
                     if element is not None:
                         place = node.slot in params, path, dim
-                        self._dims.setdefault(element, []).append(place)
-        return self._dims
+                        found.setdefault(element, []).append(place)
+        return found
 
 
 def _dim_of_operand(program: Program, op: Op, factor: int) -> str:

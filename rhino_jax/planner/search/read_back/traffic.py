@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -66,7 +67,7 @@ class SendSite(NamedTuple):
         return len(self.every) * self.at.count
 
 
-@dataclass(slots=True)
+@dataclass
 class ChoiceTraffic:
     """The collectives of a model's choices, cached by node options and by reshard.
 
@@ -77,19 +78,20 @@ class ChoiceTraffic:
 
     model: MeshModel
     sites: list[SendSite]
-    _reasons: Reasons = field(init=False)
-    _flops: tuple[Lookups, np.ndarray] | None = None
     _own: dict[tuple[int, int], tuple[CostedStep, ...]] = field(default_factory=dict)
     _moves: dict[tuple[Spec, Spec, int, bool], tuple[CostedStep, ...]] = field(
         default_factory=dict
     )
-    _combined: frozenset[int] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._reasons = Reasons(self.model)
+    @cached_property
+    def _reasons(self) -> Reasons:
+        return Reasons(self.model)
+
+    @cached_property
+    def _combined(self) -> frozenset[int]:
         combined = are_combined(self.model.analysis)
         edges = zip(self.model.graph.edges, combined, strict=True)
-        self._combined = frozenset(id(e) for e, is_so in edges if is_so)
+        return frozenset(id(e) for e, is_so in edges if is_so)
 
     @classmethod
     def of(cls, model: MeshModel) -> ChoiceTraffic:
@@ -125,14 +127,15 @@ class ChoiceTraffic:
 
     def flops(self, labels: Labels) -> float:
         """Return the floating-point operations of a choice on one device."""
-        if self._flops is None:
-            nodes = [(p, at) for p in self.sites if isinstance(at := p.at, Node)]
-            sources = [p.source for p, _ in nodes]
-            flops = [self.model.options[at.id].flops for _, at in nodes]
-            counts = np.array([p.runs for p, _ in nodes])
-            self._flops = Lookups.of(sources, sources, flops), counts
         lookups, counts = self._flops
         return float(counts @ lookups.entries(labels))
+
+    @cached_property
+    def _flops(self) -> tuple[Lookups, np.ndarray]:
+        nodes = [(p, at) for p in self.sites if isinstance(at := p.at, Node)]
+        sources = [p.source for p, _ in nodes]
+        flops = [self.model.options[at.id].flops for _, at in nodes]
+        return Lookups.of(sources, sources, flops), np.array([p.runs for p, _ in nodes])
 
     def collectives(self, labels: Labels) -> tuple[Collective, ...]:
         """Return all collectives of a choice, the most expensive first."""

@@ -7,13 +7,14 @@ of their operands, all of which recomputation repeats.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import numpy as np
 
 from rhino_jax.analysis.graph import NodeKind
-from rhino_jax.ir.program import Op, Program
+from rhino_jax.ir.program import Program
 from rhino_jax.model.build import MeshModel
 from rhino_jax.passes.remat.late import Halves, halves_of
 from rhino_jax.passes.remat.rerun import Rerun, again
@@ -40,10 +41,8 @@ class ResidualReader:
     """Read candidates for rematerialization off a model."""
 
     def __init__(self, solved: SolvedMesh, *, may_offload: bool = True) -> None:
-        labels, problem = solved.solution.labels, solved.mesh_problem
-        assert labels is not None, "there is no plan to change"
-        self.model, self.labels = problem.model, labels
-        self.symmetry, self.may_offload = problem.symmetry, may_offload
+        self.model, self.labels = solved.model, solved.labels
+        self.symmetry, self.may_offload = solved.mesh_problem.symmetry, may_offload
         self.device = self.model.analysis.target.device
         self.program: Program = self.model.graph.program
         self.flat = flatten(self.program)
@@ -55,11 +54,11 @@ class ResidualReader:
         for line, is_late in zip(self.block.ops, self.halves.is_late, strict=True):
             for v in () if is_late else line.operands:
                 self.early_readers.setdefault(v, []).append(line)
-        self.node_s = _seconds(self.model, labels)
-        self.nodes: dict[int, list[int]] = {}
+        self.node_s = _seconds(self.model, self.labels)
+        self.nodes: dict[int, list[int]] = defaultdict(list)
         for node in self.model.graph.nodes:
             if node.op is not None:
-                self.nodes.setdefault(node.op.id, []).append(node.id)
+                self.nodes[node.op.id].append(node.id)
 
     def _halves(self) -> Halves:
         return halves_of(self.flat.top)
@@ -290,23 +289,20 @@ class ResidualReader:
     def _line_s(self, line: FlatOp) -> float:
         return sum(
             self.node_s[n]
-            for op in _within(self.program, line.op)
-            for n in self._of(op)
+            for op, _ in self.program.within(line.op)
+            for n in self.nodes[op.id]
         )
 
     def _work(self, lines: list[FlatOp]) -> RerunWork:
-        ops = (op for line in lines for op in _within(self.program, line.op))
+        ops = (op for line in lines for op, _ in self.program.within(line.op))
         return max(map(RerunWork.of, ops), default=RerunWork.SMALL)
-
-    def _of(self, op: Op) -> list[int]:
-        return self.nodes.get(op.id, [])
 
     def _times(self, line: FlatOp) -> tuple[int, int]:
         """Return the times at which an equation starts and ends."""
         graph = self.model.graph
         times: list[int] = []
-        for op in _within(self.program, line.op):
-            for n in self._of(op):
+        for op, _ in self.program.within(line.op):
+            for n in self.nodes[op.id]:
                 time = graph.nodes[n].time
                 times += [graph.loop_start.get(n, time), graph.loop_end.get(n, time)]
         return (min(times), max(times)) if times else (0, 0)
@@ -343,14 +339,6 @@ class ResidualReader:
 def _above(value: int, rows: list[RematRow]) -> list[int]:
     """Return the candidates whose recomputation computes a value that is not stored."""
     return [row.value for row in rows if value in row.makes]
-
-
-def _within(program: Program, op: Op) -> Iterator[Op]:
-    """Yield an op, and those inside of it."""
-    yield op
-    for region in op.call.regions if op.call is not None else ():
-        for inner in region.ops:
-            yield from _within(program, program.ops[inner])
 
 
 def _seconds(model: MeshModel, labels: Labels) -> np.ndarray:

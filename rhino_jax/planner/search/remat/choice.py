@@ -142,38 +142,54 @@ class RematQuestion:
         question = replace(self.question, candidates=candidates)
         return replace(self, question=question, parts=1)
 
-    def chosen(self, name: str, answer: RematAnswer, first: Slices = ()) -> Chosen:
-        """Return an answer as a choice for the pass "recompute".
+    def chosen(
+        self, name: str, answer: RematAnswer, first: Slices = (), saved_s: float = 0.0
+    ) -> Chosen:
+        """Return an answer as a choice for the pass "recompute"; its cost counts
+        equations that recompute several values once.
 
         Args:
           name: see `Chosen`.
           answer: the answer.
           first: the slices that are saved.
+          saved_s: the cost of saving these in seconds.
         """
-        chosen = list(zip(self.values, answer.choices, strict=True))
-        gone = {i for i, (_, what) in enumerate(chosen) if what == REMAT}
-        remat = [v for v, what in chosen if what == REMAT]
-        remat += [v for v, of in self.followers.items() if not gone.isdisjoint(of)]
-        sent = [v for v, what in chosen if what == OFFLOAD]
-        needed = {n for i in gone for n in self.question.candidates[i].needs}
-        needed |= {
-            n for of in self.followers.values() if not gone.isdisjoint(of) for n in of
+        candidates = self.question.candidates
+        pairs = list(zip(self.values, answer.choices, strict=True))
+        gone = [i for i, (_, what) in enumerate(pairs) if what == REMAT]
+        several = [(1.0, gone)]
+        if first:
+            ((loop, count),) = first
+            length, members = self.loops[loop]
+            several = [
+                (1.0, [i for i in gone if i not in members]),
+                (1 - count / length, [i for i in gone if i in members]),
+            ]
+        there = [v for v, what in pairs if what in (SAVE, OFFLOAD)]
+        added_s = answer.added_s + saved_s
+        for share, again in several:
+            each_s = sum(candidates[i].remat_s or 0.0 for i in again)
+            once_s = self.together_s([self.values[i] for i in again], there)
+            added_s += share * min(0.0, once_s - each_s)
+        added_s = max(0.0, added_s)
+        bound_s = min(answer.bound_s, added_s)
+        follow = {
+            v: of for v, of in self.followers.items() if not {*gone}.isdisjoint(of)
         }
+        needed = {n for i in gone for n in candidates[i].needs}.union(*follow.values())
         kept = [
             v
-            for i, ((v, what), c) in enumerate(
-                zip(chosen, self.question.candidates, strict=True)
-            )
+            for i, ((v, what), c) in enumerate(zip(pairs, candidates, strict=True))
             if what == SAVE and (not c.uses or (v in self.sources and i in needed))
         ]
         choice = RematChoice(
-            tuple(remat),
+            (*(self.values[i] for i in gone), *follow),
             tuple(kept),
-            tuple(sent),
+            tuple(v for v, what in pairs if what == OFFLOAD),
             first if gone else (),
-            ordered=self.is_ordered and bool(remat),
+            ordered=self.is_ordered and bool(gone or follow),
         )
-        return Chosen(name, choice, answer)
+        return Chosen(name, choice, replace(answer, added_s=added_s, bound_s=bound_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,63 +221,26 @@ POLICIES: dict[str, RerunWork] = {
 
 def variants(asked: RematQuestion, name: str) -> Iterator[Chosen]:
     """Yield a policy for all layers and, first layers or slices saved, for the last."""
+
+    def named(parts: int) -> str:
+        return f"{name}, {parts} in {asked.parts} layers whole" if parts else name
+
     layers = 1 + max((c.layer for c in asked.question.candidates), default=0)
     for k in range(asked.parts if layers > 1 else 1):
         choices = _choices(asked, POLICIES[name], round(k * layers / asked.parts))
         answer = evaluate(asked.question, choices)
         if answer is not None:
-            yield asked.chosen(_named(asked, name, k), counted_once(asked, answer))
+            yield asked.chosen(named(k), answer)
     every = whole(asked, name)
     for k, (first, question, saved_s) in enumerate(parted(asked)):
         answer = evaluate(question, every) if first else None
         if answer is not None:
-            answer = replace(answer, added_s=answer.added_s + saved_s)
-            answer = counted_once(asked, answer, first)
-            yield asked.chosen(_named(asked, name, k), answer, first)
+            yield asked.chosen(named(k), answer, first, saved_s)
 
 
 def whole(asked: RematQuestion, name: str) -> tuple[str, ...]:
     """Return the choice for every candidate under a policy for all layers."""
     return _choices(asked, POLICIES[name], 0)
-
-
-def counted_once(
-    asked: RematQuestion, answer: RematAnswer, first: Slices = ()
-) -> RematAnswer:
-    """Return an answer whose cost counts equations that recompute several values once.
-
-    Args:
-      asked: the remat problem.
-      answer: an answer to it.
-      first: the slices that are saved.
-    """
-    several = {0: [i for i, c in enumerate(answer.choices) if c == REMAT]}
-    share = 1.0
-    ((loop, count),) = first or ((0, 0),)
-    if first:
-        length, members = asked.loops[loop]
-        several = {
-            0: [i for i in several[0] if i not in members],
-            1: [i for i in several[0] if i in members],
-        }
-        share = 1 - count / length
-    there = [
-        v
-        for v, c in zip(asked.values, answer.choices, strict=True)
-        if c in (SAVE, OFFLOAD)
-    ]
-    added_s = answer.added_s
-    for k, again in several.items():
-        rest = share if k else 1.0
-        each = [asked.question.candidates[i].remat_s or 0.0 for i in again]
-        once = asked.together_s([asked.values[i] for i in again], there)
-        added_s += rest * min(0.0, once - sum(each))
-    added_s = max(0.0, added_s)
-    return replace(answer, added_s=added_s, bound_s=min(answer.bound_s, added_s))
-
-
-def _named(asked: RematQuestion, name: str, parts: int) -> str:
-    return f"{name}, {parts} in {asked.parts} layers whole" if parts else name
 
 
 def _choices(asked: RematQuestion, most: RerunWork, first: int) -> tuple[str, ...]:
@@ -301,42 +280,32 @@ def parted(asked: RematQuestion) -> Iterator[tuple[Slices, Question, float]]:
         asked.loops, key=lambda k: sum(candidates[i].bytes for i in asked.loops[k][1])
     )
     length, members = asked.loops[loop]
-    for count in sorted(
-        {round(length * k / asked.parts) for k in range(1, asked.parts)}
-    ):
-        if 0 < count < length:
-            saved_s = sum(candidates[i].save_s for i in members if candidates[i].uses)
-            question = _with_first(asked.question, members, count, length)
-            yield ((loop, count),), question, saved_s * count / length
-
-
-def _with_first(
-    question: Question, members: tuple[int, ...], count: int, length: int
-) -> Question:
-    """Return the problem in which the first `count` of `length` slices of stacked
-    residuals are saved in any case."""
-    rest, candidates = (length - count) / length, list(question.candidates)
-    changes: list[tuple[int, int]] = []
-    for i in members:
-        c = candidates[i]
-        candidates[i] = replace(
-            c,
-            bytes=round(c.bytes * rest),
-            remat_s=None if c.remat_s is None else c.remat_s * rest,
-            offload_s=None if c.offload_s is None else c.offload_s * rest,
-            save_s=c.save_s * rest,
-        )
-        if c.uses:
-            waits = c.bytes - candidates[i].bytes
-            changes += [(c.start, waits), (c.uses[-1] + 1, -waits)]
-    times = sorted({t for t, _ in (*question.base, *changes)})
-    base, at, held = [], 0, 0
-    for time in times:
-        while at < len(question.base) and question.base[at][0] <= time:
-            held = question.base[at][1]
-            at += 1
-        base.append((time, held + sum(n for t, n in changes if t <= time)))
-    return replace(question, candidates=tuple(candidates), base=tuple(base))
+    counts = {round(length * k / asked.parts) for k in range(1, asked.parts)}
+    for count in sorted(counts - {0, length}):
+        saved_s = sum(candidates[i].save_s for i in members if candidates[i].uses)
+        rest, fewer = (length - count) / length, list(candidates)
+        changes: list[tuple[int, int]] = []
+        for i in members:
+            c = candidates[i]
+            fewer[i] = replace(
+                c,
+                bytes=round(c.bytes * rest),
+                remat_s=None if c.remat_s is None else c.remat_s * rest,
+                offload_s=None if c.offload_s is None else c.offload_s * rest,
+                save_s=c.save_s * rest,
+            )
+            if c.uses:
+                waits = c.bytes - fewer[i].bytes
+                changes += [(c.start, waits), (c.uses[-1] + 1, -waits)]
+        known = asked.question.base
+        base, at, held = [], 0, 0
+        for time in sorted({t for t, _ in (*known, *changes)}):
+            while at < len(known) and known[at][0] <= time:
+                held = known[at][1]
+                at += 1
+            base.append((time, held + sum(n for t, n in changes if t <= time)))
+        question = replace(asked.question, candidates=tuple(fewer), base=tuple(base))
+        yield ((loop, count),), question, saved_s * count / length
 
 
 SOME = "selective remat"
@@ -356,7 +325,15 @@ def ask(
       budget_bytes: the memory budget of one device; infinite for no limit.
       effort: limit of each search, see `choose`.
     """
-    best = _solved(asked, budget_bytes, effort)
+    best: Chosen | None = None
+    for first, question, saved_s in parted(asked):
+        limit = int(min(budget_bytes, MUCH_BYTES))
+        answer = choose(question, limit, effort=effort)
+        one = answer and asked.chosen(SOME, answer, first, saved_s)
+        if one and (best is None or one.answer.added_s < best.answer.added_s):
+            best = one
+            if not best.answer.added_s:
+                break
     found = [best] if best is not None else []
     for name in POLICIES if best is None or best.answer.added_s else ():
         fits = (c for c in variants(asked, name) if c.answer.peak_bytes <= budget_bytes)
@@ -366,24 +343,6 @@ def ask(
     if not found or not str(found[0].choice):
         return []
     return [c for c in found if str(c.choice)]
-
-
-def _solved(asked: RematQuestion, budget_bytes: float, effort: float) -> Chosen | None:
-    """Return the solver's choice; None where it finds none that fits."""
-    best: Chosen | None = None
-    for first, question, saved_s in parted(asked):
-        limit = int(min(budget_bytes, MUCH_BYTES))
-        answer = choose(question, limit, effort=effort)
-        if answer is None:
-            continue
-        answer = replace(answer, added_s=answer.added_s + saved_s)
-        answer = counted_once(asked, answer, first)
-        if best and answer.added_s >= best.answer.added_s:
-            continue
-        best = asked.chosen(SOME, answer, first)
-        if not answer.added_s:
-            break
-    return best
 
 
 def smallest_peak(asked: RematQuestion) -> Chosen | None:

@@ -18,7 +18,7 @@ from rhino_jax.planner.search.records import LIMITS, SolvedMesh
 from rhino_jax.planner.search.remat.candidates import ResidualReader
 from rhino_jax.planner.search.remat.choice import RematQuestion, RematRow
 from rhino_jax.rewrite.flat import FlatRegion
-from rhino_jax.solver.remat.question import Question, SavedValue, coarse
+from rhino_jax.solver.remat.question import SavedValue, coarse
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +112,23 @@ class AskingTasks(ResidualReader):
     def asked(self) -> RematQuestion:
         """Return the remat problem with residuals of all micro-batches in flight."""
         found = super().asked()
-        question = found.question
+        question, inputs = found.question, {*self.block.inputs}
+        # Values of one micro-batch, as those of loops' bodies are.
+        of_one = self.free | self.tasks.received
         candidates = tuple(
-            self._held(c, self.beside.get(v, 0)) if self._is_of_one(v) else c
+            self._held(c, self.beside.get(v, 0))
+            if v in of_one or (v not in self.block.maker and v not in inputs)
+            else c
             for v, c in zip(found.values, question.candidates, strict=True)
         )
         question = replace(question, candidates=candidates, beside_s=self._beside_s())
+        # Late times become a few, and operands that are recomputed within one of them
+        # are live one after the other.
+        if (few := coarse(question, LIMITS.late_times)) is not question:
+            plain = (replace(c, extra_bytes=0) for c in few.candidates)
+            question = replace(few, candidates=tuple(plain))
         # A stage's choice saves all slices of a stack, or none.
-        return replace(found, question=_coarse(question), is_ordered=False, parts=1)
+        return replace(found, question=question, is_ordered=False, parts=1)
 
     def _beside_s(self) -> float:
         """Return the seconds of the shorter pass of all micro-batches: the time that
@@ -168,17 +177,6 @@ class AskingTasks(ResidualReader):
             extra_bytes=beside,
         )
 
-    def _beside_bytes(self, value: int, lines: Sequence[int]) -> int:
-        """Return the bytes of the largest temporary while a value is recomputed."""
-        made = {v for k in lines for v in self.block.ops[k].results} - {value}
-        stored = (v for v in made if self._is_stored(v) and self._is_in_memory(v))
-        return max(map(self._bytes, stored), default=0)
-
-    def _is_of_one(self, value: int) -> bool:
-        """Whether it is of one micro-batch, as values of loops' bodies are."""
-        is_inside = value not in self.block.maker and value not in self.block.inputs
-        return is_inside or value in self.free | self.tasks.received
-
     def _layer(self, node: int) -> tuple[int | None, int]:
         return None, 0  # Values of a stage's few layers are chosen one by one.
 
@@ -201,7 +199,10 @@ class AskingTasks(ResidualReader):
         if row.remat_s is not None:
             lines = self._again(value, kept - {value}).lines
             gone_s = self._gone_s(self.block, lines, self.block.outputs)
-            self.beside[value] = self._beside_bytes(value, lines)
+            # The largest temporary while it is recomputed.
+            made = {v for k in lines for v in self.block.ops[k].results} - {value}
+            stored = (v for v in made if self._is_stored(v) and self._is_in_memory(v))
+            self.beside[value] = max(map(self._bytes, stored), default=0)
             # Its cost in the plan includes the write to memory.
             remat_s = max(row.remat_s - gone_s - border_s, 0.0)
             row = replace(row, remat_s=remat_s)
@@ -283,13 +284,3 @@ class AskingTasks(ResidualReader):
             for k, v in enumerate(asked)
             if v in self.model.graph.held
         ]
-
-
-def _coarse(question: Question) -> Question:
-    """Merge late times into a few, and drop `extra_bytes`: operands that are recomputed
-    within a merged time are live one after the other."""
-    few = coarse(question, LIMITS.late_times)
-    if few is question:
-        return question
-    candidates = (replace(c, extra_bytes=0) for c in few.candidates)
-    return replace(few, candidates=tuple(candidates))

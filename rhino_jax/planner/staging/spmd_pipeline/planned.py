@@ -20,13 +20,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from rhino_jax.errors import (
     InfeasiblePlanError,
-    MicrobatchError,
-    PinError,
     StageError,
 )
 from rhino_jax.ir.program import Program, Region, RegionKind
@@ -36,8 +34,15 @@ from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.work import work_of
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.plan.records import Variant
 from rhino_jax.plan.stages import STAGE_AXIS
-from rhino_jax.planner.decision import NotFaster
+from rhino_jax.planner.decision import (
+    MIN_GAIN,
+    NOT_POSSIBLE,
+    Decision,
+    NotFaster,
+    noted,
+)
 from rhino_jax.planner.remat import EFFORT, SHARES, as_pass, with_room
 from rhino_jax.planner.search.remat.candidates import candidates_of
 from rhino_jax.planner.search.remat.choice import (
@@ -52,7 +57,6 @@ from rhino_jax.planner.staging.cuts import PER_STAGE, batch_of, counts_of
 from rhino_jax.planner.staging.schedules import DISPATCH_S
 from rhino_jax.planner.staging.spmd_pipeline.whole import SolvedInOne, StageSearch
 from rhino_jax.planner.variant_search import (
-    MIN_GAIN,
     NEAR,
     Search,
     VariantCandidate,
@@ -62,25 +66,23 @@ from rhino_jax.planner.variant_search import (
 from rhino_jax.units import format_seconds
 
 
-@dataclass(slots=True, eq=False)
-class Recompute:
-    """Search remat variants in some number of micro-batches.
+@dataclass(eq=False, kw_only=True)
+class Recompute(Variants):
+    """Search remat variants in some number of micro-batches, the user's step first.
 
     Attributes:
       stage: the search of one stage's program.
       count: the number of micro-batches.
-      variants: all variants planned so far, the user's step first.
     """
 
     stage: StageSearch
     count: int
-    variants: Variants = field(init=False)
 
     def __post_init__(self) -> None:
-        after = partial(self.stage.of_stage, self.count)
-        self.variants = Variants(self.stage.search, after=after)
+        Variants.__post_init__(self)
+        self.after = partial(self.stage.of_stage, self.count)
 
-    def best(self, known: Sequence[VariantCandidate]) -> VariantCandidate:
+    def explored(self, known: Sequence[VariantCandidate]) -> VariantCandidate:
         """Return the fastest variant that fits, or the user's step if hardly slower.
 
         Args:
@@ -88,35 +90,35 @@ class Recompute:
             taken here.
         """
         name, done = (known[0].name, known[0].done) if known else ("baseline", ())
-        self.variants.plan(name, done)
-        (written,) = self.variants.tried
-        if self.stage.search.options.may_recompute and not known:
+        self.variant(name, done)
+        written = self.fastest()
+        if self.search.options.may_recompute and not known:
             if written.found.fits:
-                self.variants.meshes = [written.found.mesh_axes]
+                self.meshes = [written.found.mesh_axes]
             self._choose(written)
-        return self.variants.fastest()
+        return self.taken()
 
     def _choose(self, written: VariantCandidate) -> None:
         """Plan variants that may be better than the user's step."""
-        all_kept, plan = written, self.variants.plan
+        all_kept = written
         before = tuple(self.stage.search.choices(UN_REMAT))
         if before:
-            all_kept = plan("no remat", before) or written
-        search = self.stage.of_step(before).on(written.found.mesh_axes)
-        brief = search.asking(level="fast")
-        wide = next(with_room(brief, brief.find()), None)
+            all_kept = self.variant("no remat", before) or written
+        brief = self.stage.of_step(before).on(written.found.mesh_axes)
+        brief = brief.asking(level="fast")
+        wide = next(with_room(VariantCandidate(brief, brief.find())), None)
         if wide is None:
             return
-        asked = candidates_of(wide.solved[0], may_offload=False).stacked_at(0.0)
+        asked = candidates_of(wide.best, may_offload=False).stacked_at(0.0)
         least = next(variants(asked, NOTHING_SAVED), None)
         if least is None or not least.choice.recompute:
             return
-        again = plan(least.name, (*before, as_pass(least)))
+        again = self.variant(least.name, (*before, as_pass(least)))
         if again is None:
             return
         some = self._some(asked, all_kept, (least, again))
         if some is not None:
-            plan(some.name, (*before, as_pass(some)))
+            self.variant(some.name, (*before, as_pass(some)))
 
     def _some(
         self,
@@ -139,7 +141,10 @@ class Recompute:
         share = (self.count + stages - 1) / (self.count * stages)
         saved, least_bytes = asked.all_saved, asked.stacked_bytes(least[0].answer)
         more = asked.stacked_bytes(saved) - least_bytes
-        saved_s = _free_s(kept) - least[1].step_s
+        free_s = kept.step_s
+        if not kept.found.fits:  # Its step, were memory no limit.
+            free_s = kept.again(level="fast", memory_budget_bytes=float(1 << 62)).step_s
+        saved_s = free_s - least[1].step_s
         recomputed_s = least[0].answer.added_s - saved.added_s
         per_byte_s = (saved_s / share + recomputed_s) / more if more else 0.0
         if per_byte_s <= 0:
@@ -153,19 +158,8 @@ class Recompute:
             return None
         copied_s = least_bytes * per_byte_s
         more_s = some.answer.added_s - copied_s - least[0].answer.added_s
-        may_win = self.variants.may_win(least[1].step_s + share * more_s)
-        return some if may_win else None
-
-
-def _free_s(tried: VariantCandidate) -> float:
-    """Return the step of a variant in seconds, were memory no limit."""
-    if tried.found.fits:
-        return tried.step_s
-    return (
-        tried.search.asking(level="fast", memory_budget_bytes=float(1 << 62))
-        .again(tried.found)
-        .step_s
-    )
+        is_near = self.may_win(least[1].step_s + share * more_s)
+        return some if is_near else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,16 +204,50 @@ def plan_in_one_program(
         )
     started = time.monotonic()
     stage = StageSearch(search, stages)
-    best, tried = _planned(stage, asked)
-    if not best:
+    tried: list[VariantCandidate] = []
+
+    def step_s(of: VariantCandidate) -> float:
+        """Return the step of all stages in seconds; infinite where it does not fit."""
+        return SolvedInOne(stage, of.search, of.found).step_s(of.found)
+
+    def make(count: int) -> VariantCandidate:
+        recompute = Recompute(search=search, stage=stage, count=count)
+        # The best remat hardly depends on the number of micro-batches.
+        found = recompute.explored([*by_count.plans.values()][:1])
+        tried.extend(recompute.tried)
+        return found
+
+    def may_do(count: int) -> bool:
+        """Whether `count` micro-batches may be fast enough: more than were tried only
+        have fewer idle ticks."""
+        idle = stages - 1
+        fit = [(n, t) for n, t in by_count.plans.items() if t.found.fits]
+        return asked.may_do(count) and (
+            not fit
+            or any(
+                step_s(t) * (1 + idle / count) / (1 + idle / n) < asked.enough_s
+                for n, t in fit
+            )
+        )
+
+    by_count: Decision[int, VariantCandidate]
+    by_count = Decision(make, (), lambda t: (step_s(t), t.peak_bytes))
+    for counts in _counts(stage):
+        for count in filter(may_do, counts):
+            by_count.plan(count)
+        if any(t.found.fits for t in by_count.plans.values()):
+            break
+    if by_count.best is None:
         raise NotFaster(math.inf)
-    fastest = min(best, key=lambda t: (_step_s(stage, t), t.peak_bytes))
+    fastest, count = by_count.fastest(), by_count.best
     if not fastest.found.fits:
         intro = f"in one program of {stages} stages nothing fits: "
-        raise nothing_fits([*map(_named, tried)], intro)
-    found, count = fastest.found, _count(fastest)
-    if _step_s(stage, fastest) * (1 - NEAR) >= asked.enough_s:
-        raise NotFaster(_step_s(stage, fastest), count)
+        named = [replace(t, name=_name(t)) for t in tried]
+        raise nothing_fits(named, intro)
+    least_s = step_s(fastest)
+    if least_s * (1 - NEAR) >= asked.enough_s:
+        raise NotFaster(least_s, count)
+    found = fastest.found
     if search.request.level != "fast":
         found = fastest.search.again(found)
     plan = SolvedInOne(stage, fastest.search, found).plan()
@@ -227,59 +255,16 @@ def plan_in_one_program(
         raise NotFaster(plan.predicted.step_time_s, count)
     report = replace(plan.search, seconds=time.monotonic() - started)
     variants = tuple(
-        _named(t).record(
-            is_chosen=t is fastest,
-            is_brief=t is not fastest,
-            step_s=_step_s(stage, t),
-        )
+        Variant(_name(t), step_s(t), t.peak_bytes, t is fastest, t is not fastest)
         for t in tried
     )
     return replace(plan, search=report, variants=variants if len(variants) > 1 else ())
 
 
-def _planned(
-    stage: StageSearch, asked: StageBaseline
-) -> tuple[list[VariantCandidate], list[VariantCandidate]]:
-    """Return the best variant of every number of micro-batches, and all variants."""
-    tried: list[VariantCandidate] = []
-    best: list[VariantCandidate] = []
-
-    def may_do(count: int) -> bool:
-        """Whether `count` micro-batches may be fast enough: more than were tried only
-        have fewer idle ticks."""
-        if not asked.may_do(count):
-            return False
-        idle, fit = stage.stages - 1, [t for t in best if t.found.fits]
-        return not fit or any(
-            _step_s(stage, t) * (1 + idle / count) / (1 + idle / _count(t))
-            < asked.enough_s
-            for t in fit
-        )
-
-    for counts in _counts(stage):
-        for count in filter(may_do, counts):
-            recompute = Recompute(stage, count)
-            # The best remat hardly depends on the number of micro-batches.
-            best.append(recompute.best(best[:1]))
-            tried += recompute.variants.tried
-        if any(t.found.fits for t in best):
-            break
-    return best, tried
-
-
-def _count(of: VariantCandidate) -> int:
-    return num_microbatches(of.search.transforms)
-
-
-def _named(of: VariantCandidate) -> VariantCandidate:
-    """Return a variant with its number of micro-batches in its name."""
-    count = f"{_count(of)} micro-batches"
-    return replace(of, name=f"{count}, {of.name}" if of.done else count)
-
-
-def _step_s(stage: StageSearch, of: VariantCandidate) -> float:
-    """Return the step of all stages in seconds; infinite where it does not fit."""
-    return SolvedInOne(stage, of.search, of.found).step_s(of.found)
+def _name(of: VariantCandidate) -> str:
+    """Return the name of a variant with its number of micro-batches."""
+    count = f"{num_microbatches(of.search.transforms)} micro-batches"
+    return f"{count}, {of.name}" if of.done else count
 
 
 def _counts(stage: StageSearch) -> list[list[int]]:
@@ -303,10 +288,6 @@ def _counts(stage: StageSearch) -> list[list[int]]:
     return counts
 
 
-NOT_POSSIBLE = (InfeasiblePlanError, StageError, MicrobatchError, PinError)
-"""Errors where stages cannot be an SPMD pipeline."""
-
-
 def or_in_one_program(
     as_tasks: PlanData | InfeasiblePlanError,
     program: Program,
@@ -328,14 +309,17 @@ def or_in_one_program(
     """
     share = share_of_layers(program, stages)
     is_int = isinstance(microbatches, int)
-    if not share or (is_int and int(microbatches) % stages):
-        return _given(as_tasks)
+    may_be_one = share and not (is_int and int(microbatches) % stages)
     if isinstance(as_tasks, InfeasiblePlanError):
+        if not may_be_one:
+            raise as_tasks
         try:
             plan = plan_in_one(StageBaseline())
         except NOT_POSSIBLE:
             raise as_tasks from None
-        return _noted(plan, "stages are one program: as tasks nothing fits.")
+        return noted(plan, "stages are one program: as tasks nothing fits.")
+    if not may_be_one:
+        return as_tasks
     tasks_s = dispatched_s(as_tasks)
     enough_s = (1 - MIN_GAIN) * tasks_s
     most = int(microbatches) if is_int else max(PER_STAGE[0]) * stages
@@ -354,11 +338,11 @@ def or_in_one_program(
         if math.isinf(slower.step_s):
             return as_tasks
         took = f"{format_seconds(slower.step_s)} in {slower.count} micro-batches"
-        return _noted(as_tasks, f"stages were compared: {tasks}; one program {took}.")
+        return noted(as_tasks, f"stages were compared: {tasks}; one program {took}.")
     except NOT_POSSIBLE:
         return as_tasks
     took = format_seconds(plan.predicted.step_time_s)
-    return _noted(plan, f"stages are one program: {took} a step; {tasks}.")
+    return noted(plan, f"stages are one program: {took} a step; {tasks}.")
 
 
 def share_of_layers(program: Program, stages: int) -> float:
@@ -369,19 +353,15 @@ def share_of_layers(program: Program, stages: int) -> float:
         for op in (program.ops[o] for o in region.ops):
             if (call := op.call) is None:
                 continue
-            parts = sum(map(within, call.regions))
             is_loop = call.kind is RegionKind.SCAN and call.trip_count > 1
             if is_loop and call.trip_count % stages == 0:
-                parts = sum(_flops(program, region) for region in call.regions)
-            total += call.trip_count * parts
+                total += program.flops_of(op)
+            else:
+                total += call.trip_count * sum(map(within, call.regions))
         return total
 
     every = flops_of(program)
     return within(program.body) / every if every else 0.0
-
-
-def _flops(program: Program, region: Region) -> float:
-    return flops_of(replace(program, body=region))
 
 
 def least_s(as_tasks: PlanData, share: float, count: int) -> float:
@@ -407,13 +387,3 @@ def dispatched_s(as_tasks: PlanData) -> float:
     assert pipeline is not None
     work = replace(work_of(pipeline), dispatch_s=DISPATCH_S)
     return simulate(schedule_of(pipeline, work)).step_time_s
-
-
-def _noted(plan: PlanData, note: str) -> PlanData:
-    return replace(plan, notes=(*plan.notes, note))
-
-
-def _given(as_tasks: PlanData | InfeasiblePlanError) -> PlanData:
-    if isinstance(as_tasks, InfeasiblePlanError):
-        raise as_tasks
-    return as_tasks

@@ -28,6 +28,7 @@ from rhino_jax.plan.stages import (
     StageSend,
 )
 from rhino_jax.planner.meshes import MeshAxes, own_mesh
+from rhino_jax.planner.staging.shapes import with_regions
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +68,16 @@ def pipeline_of(
     once_s = 0.0
     for op in (program.ops[o] for o in program.body.ops):
         every = [inner for inner, _ in program.within(op)]
-        work_s = sum(seconds.get(o.id, 0.0) for o in every)
+        work_s = with_regions(program, seconds, op.id)
         handed = [by_op[o.id] for o in every if o.id in by_op]
         send_s = sum(s.collective.seconds for s in handed)
         permutes = _permutes(program, op, ticks)
         if not permutes:
             once_s += work_s + send_s
             continue
+        # Whether stages send to those before them: `frontend.provenance` has the label.
+        ends = permutes[0].label.partition(",")[0]
+        source, _, target = ends.partition(" → ")
         passes.append(
             PipelinePass(
                 tick_s=work_s / ticks,
@@ -81,7 +85,7 @@ def pipeline_of(
                 send_bytes=sum(s.local_bytes for s in handed),
                 before_s=once_s,
                 is_backward=any(o.flops and o.source.is_backward for o in every),
-                is_reversed=_is_reversed(permutes[0]),
+                is_reversed=int(source) > int(target),
             )
         )
         once_s = 0.0
@@ -112,12 +116,6 @@ def _permutes(program: Program, op: Op, ticks: int) -> list[Op]:
         return []
     inner = [program.ops[o] for region in call.regions for o in region.ops]
     return [o for o in inner if o.name in KINDS[PERMUTE].primitives]
-
-
-def _is_reversed(permute: Op) -> bool:
-    """Whether stages send to those before them; `frontend.provenance` has the label."""
-    source, _, target = permute.label.partition(",")[0].partition(" → ")
-    return int(source) > int(target)
 
 
 def left_bytes(program: Program, ticks: int, local_bytes: Mapping[int, float]) -> int:

@@ -26,10 +26,9 @@ from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.lines import sent as lines_of, summed
 from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.records import Collective
-from rhino_jax.plan.stages import STAGE_AXIS, Pipeline
+from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planner.meshes import MeshAxes, own_mesh
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.staging.shapes import seconds_by_op
 from rhino_jax.planner.staging.spmd_pipeline.timed import (
     OpSend,
@@ -71,7 +70,16 @@ class StageSearch:
         target = self.search.target.replace(num_devices=devices)
         found = replace(self.search, mesh=None, meshes=own, target=target, refine=0)
         found = found.after(done)
-        return replace(found, request=own_request(found.request, self.axis))
+        request, axis = found.request, self.axis
+        return found.asking(
+            pins={i: without(s, [axis]) for i, s in request.pins.items()},
+            output_pins={i: without(s, [axis]) for i, s in request.output_pins.items()},
+            value_pins={
+                v: replace(p, spec=_without(p.spec, axis))
+                for v, p in request.value_pins.items()
+            },
+            has_recipes=False,
+        )
 
     def of_stage(self, count: int, done: Sequence[Transform] = ()) -> Search:
         """Return the search of one stage's program in `count` micro-batches.
@@ -88,20 +96,6 @@ class StageSearch:
         """Return the mesh of all devices for the mesh of one stage."""
         every = self.search.meshes
         return every[[own_mesh(axes, 1) for axes in every].index(own)]
-
-
-def own_request(request: Request, axis: int) -> Request:
-    """Return the request with the pins of one stage, without the stage axis."""
-    return replace(
-        request,
-        pins={i: without(s, [axis]) for i, s in request.pins.items()},
-        output_pins={i: without(s, [axis]) for i, s in request.output_pins.items()},
-        value_pins={
-            v: replace(p, spec=_without(p.spec, axis))
-            for v, p in request.value_pins.items()
-        },
-        has_recipes=False,
-    )
 
 
 def _without(spec: OpenSpec, axis: int) -> OpenSpec:
@@ -201,7 +195,21 @@ class SolvedInOne:
             for ends in (program.inputs, program.outputs)
         ]
         inputs = tuple(map(self._leaf, plan.inputs, shapes[0]))
-        pipeline = self._pipeline(plan, sent)
+        of_stage = self.of_stage
+        pipeline = pipeline_of(
+            of_stage, self.stages, plan.microbatches, seconds_by_op(self.found), sent
+        )
+        results = {
+            v: self._local_bytes(plan.decisions, v)
+            for op in of_stage.body.ops
+            for v in of_stage.ops[op].results
+        }
+        pipeline = holding(
+            pipeline,
+            left=left_bytes(of_stage, pipeline.ticks, results),
+            fixed=sum(leaf.bytes_per_device for leaf in plan.inputs),
+            peak=plan.predicted.peak_bytes,
+        )
         whole = replace(
             plan,
             mesh_axes=self.axes,
@@ -221,24 +229,6 @@ class SolvedInOne:
         )
         self._check_pins(whole)
         return self.search.told(whole)
-
-    def _pipeline(self, plan: PlanData, sent: Sequence[OpSend]) -> Pipeline:
-        """Return the pipeline of all stages, from the plan of one."""
-        program, count = self.of_stage, plan.microbatches
-        pipeline = pipeline_of(
-            program, self.stages, count, seconds_by_op(self.found), sent
-        )
-        held = {
-            v: self._local_bytes(plan.decisions, v)
-            for op in program.body.ops
-            for v in program.ops[op].results
-        }
-        return holding(
-            pipeline,
-            left=left_bytes(program, pipeline.ticks, held),
-            fixed=sum(leaf.bytes_per_device for leaf in plan.inputs),
-            peak=plan.predicted.peak_bytes,
-        )
 
     def _leaf(self, leaf: Leaf, shape: tuple[int, ...]) -> Leaf:
         """Return the leaf of all stages: a stack is sharded over the stage axis."""
