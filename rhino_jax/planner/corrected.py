@@ -83,7 +83,8 @@ def corrected_plan(search: Search, plan_by: Callable[[Search], PlanData]) -> Pla
     plan = first = plan_by(search)
     while True:
         known = search.request.corrections
-        candidate = search.placed(PlanCandidate(_name(known), plan))
+        name = f"corrected by {known}" if known.programs else "as estimated"
+        candidate = search.placed(PlanCandidate(name, plan))
         try:
             program = program_of(candidate.plan)
         except HardwareError as error:
@@ -138,10 +139,6 @@ def corrected_plan(search: Search, plan_by: Callable[[Search], PlanData]) -> Pla
         refined=tuple(found for _, found in seen),
         notes=(note, *plan.notes, *more, *notes),
     )
-
-
-def _name(corrections: CostCorrections) -> str:
-    return f"corrected by {corrections}" if corrections.programs else "as estimated"
 
 
 def measured(

@@ -66,7 +66,31 @@ def in_best_forms(search: Search, plan: Callable[[Search], PlanData]) -> PlanDat
     _plan(decision, tuple(best.items()))
     if not decision.plans:
         raise decision.left[first]
-    return _reported(decision, calls, first)
+    found = decision.taken()
+    (taken,) = (choice for choice, one in decision.plans.items() if one is found)
+    # What each other form would have cost.
+    notes: list[str] = []
+    names: list[str] = []
+    rows: list[Variant] = []
+    for call, (key, form) in zip(calls, taken, strict=True):
+        place, told = str(call.site.source), []
+        for other in call.usable:
+            choice = _with(first, key, other)
+            if (one := decision.plans.get(choice)) is not None:
+                told.append(f"{other} {decision.text(choice)}")
+                if other != form:
+                    rows.append(row_of(f"{place} as {other}", one))
+            elif (error := decision.left.get(choice)) is not None:
+                told.append(f"{other}: {reason_of(error)}")
+            else:
+                told.append(f"{other}: not planned, for lack of time")
+        told += [f"{other}: {why}" for other, why in call.left.items()]
+        names.append(f"{place} as {form}")
+        notes.append(f"{place} runs as {form!r} ({'; '.join(told)}).")
+    own = found.variants
+    if rows and not own:
+        own = (row_of(", ".join(names), found, is_chosen=True),)
+    return replace(noted(found, *notes), variants=(*own, *rows))
 
 
 def _plan(decision: Decision[Choice, PlanData], choice: Choice) -> None:
@@ -125,33 +149,3 @@ class UsableForms:
                 fix="add a form of plain JAX operations.",
             )
         return cls(site, usable if pinned is None else (pinned,), left)
-
-
-def _reported(
-    decision: Decision[Choice, PlanData], calls: list[UsableForms], first: Choice
-) -> PlanData:
-    """Return the plan that is taken, with what each other form would have cost."""
-    plan = decision.taken()
-    (taken,) = (choice for choice, other in decision.plans.items() if other is plan)
-    notes: list[str] = []
-    names: list[str] = []
-    rows: list[Variant] = []
-    for call, (key, form) in zip(calls, taken, strict=True):
-        place, told = str(call.site.source), []
-        for other in call.usable:
-            choice = _with(first, key, other)
-            if (found := decision.plans.get(choice)) is not None:
-                told.append(f"{other} {decision.text(choice)}")
-                if other != form:
-                    rows.append(row_of(f"{place} as {other}", found))
-            elif (error := decision.left.get(choice)) is not None:
-                told.append(f"{other}: {reason_of(error)}")
-            else:
-                told.append(f"{other}: not planned, for lack of time")
-        told += [f"{other}: {why}" for other, why in call.left.items()]
-        names.append(f"{place} as {form}")
-        notes.append(f"{place} runs as {form!r} ({'; '.join(told)}).")
-    own = plan.variants
-    if rows and not own:
-        own = (row_of(", ".join(names), plan, is_chosen=True),)
-    return replace(noted(plan, *notes), variants=(*own, *rows))

@@ -24,7 +24,6 @@ from rhino_jax.passes.program_pass import Gain, Trial, TrialKind
 from rhino_jax.planner.decision import AUTO
 from rhino_jax.planner.remat import as_pass
 from rhino_jax.planner.search.driver import (
-    divided_peak,
     find_minimum_memory,
     refused,
 )
@@ -211,7 +210,7 @@ def error_of(least: LeastMemory) -> InfeasiblePlanError:
     if open_to:
         fixes.append(f"leave it to the planner: {' and '.join(open_to)}")
     numbers = f"{told.numbers}; {peaks_text(least.tried)}"
-    divided = math.ceil(divided_peak(best.found))
+    divided = math.ceil(best.found.best.mesh_problem.divided_peak)
     if divided > search.request.memory_budget_bytes:
         numbers += (
             f"; evenly divided over all devices {format_bytes(divided)}, which stages"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from operator import eq
 from pathlib import Path
 from typing import Any
 
-from rhino_jax.errors import HardwareError, InfeasiblePlanError, MeshError, RhinoError
+from rhino_jax.errors import HardwareError, MeshError, RhinoError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
@@ -20,7 +20,6 @@ from rhino_jax.plan.plan import AnyPlan, PlanData
 from rhino_jax.plan.resolved_pins import ResolvedPins
 from rhino_jax.runtime.meshes import axes_of_mesh, make_mesh
 from rhino_jax.runtime.sharded import ShardedFunction
-from rhino_jax.units import format_bytes
 
 
 Like = ShardedFunction | PlanData
@@ -152,34 +151,6 @@ def plan_of_like(like: Like | None, what: str) -> PlanData | None:
         where="like=",
         numbers=f"`{name}` was neither called nor planned",
         fix=f"call `{name}` first, or plan it: {name}.plan(*args) takes shapes too.",
-    )
-
-
-def like_is_in_the_way(
-    error: InfeasiblePlanError, kept: ReusedSpecs, freely: Callable[[], PlanData]
-) -> InfeasiblePlanError:
-    """Return the error to raise where nothing fits with the specs that `like=` fixes.
-
-    Args:
-      error: the error of planning with them.
-      kept: the fixed specs.
-      freely: plans without them.
-    """
-    try:
-        free = freely()
-    except InfeasiblePlanError as without:
-        return without
-    held = sum(leaf.bytes_per_device for leaf in free.inputs)
-    axes = axes_text(axes_of_mesh(kept.mesh))
-    return InfeasiblePlanError(
-        error.what,
-        where=f"{kept.source}, which fixes {len(kept.specs)} argument arrays"
-        f" on mesh ({axes}); {error.where}",
-        numbers=f"{error.numbers}; without like= the peak is"
-        f" {format_bytes(free.predicted.peak_bytes)}, arguments"
-        f" {format_bytes(held)} of it",
-        fix=f"plan without like=, or plan both as one: rhino.plan_together; or"
-        f" {error.fix}",
     )
 
 

@@ -9,8 +9,11 @@ mesh is its part of that: the other axes are common to all stages.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
+
+import numpy as np
 
 from rhino_jax.errors import PinError, StageError
 from rhino_jax.frontend.trace import Traced
@@ -193,6 +196,21 @@ def _not_equal(devices: int, places: int) -> StageError:
 def own_mesh(mesh_axes: MeshAxes, places: int) -> MeshAxes:
     """Return the axes of a submesh that has `places` places on the stage axis."""
     return tuple((n, places if n == STAGE_AXIS else size) for n, size in mesh_axes)
+
+
+def stage_devices(mesh_axes: MeshAxes, places: Sequence[int]) -> list[list[int]]:
+    """Return each stage's devices, in its order, as positions in the whole mesh.
+
+    Args:
+      mesh_axes: (name, size) of the axes of all devices.
+      places: number of places of each stage along the stage axis.
+    """
+    names, sizes = zip(*mesh_axes, strict=True)
+    positions = np.arange(math.prod(sizes)).reshape(sizes)
+    return [
+        np.take(positions, range(*bound), names.index(STAGE_AXIS)).ravel().tolist()
+        for bound in pairwise(accumulate(places, initial=0))
+    ]
 
 
 def where_pins_hold(

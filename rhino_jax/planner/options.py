@@ -18,6 +18,7 @@ from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import detect_target, load_target
 from rhino_jax.hardware.target import Target
+from rhino_jax.ir.spec import axes_text
 from rhino_jax.passes.apply import apply_passes
 from rhino_jax.pipeline.schedules.family import FAMILIES
 from rhino_jax.pipeline.schedules.sequence_slices import read_schedule
@@ -42,7 +43,6 @@ from rhino_jax.planner.like import (
     ReusedSpecs,
     check_like,
     hardware_of_like,
-    like_is_in_the_way,
     plan_of_like,
 )
 from rhino_jax.planner.meshes import (
@@ -63,13 +63,13 @@ from rhino_jax.planner.notes import (
 from rhino_jax.planner.origin import with_origin
 from rhino_jax.planner.per_microbatch import (
     check_places,
-    read_microbatches,
     read_places,
 )
 from rhino_jax.planner.staging.pins import without_stages
 from rhino_jax.runtime.meshes import axes_of_mesh, devices_here, make_mesh
 from rhino_jax.runtime.processes.agree import is_alone, made_by_first, processes_of_mesh
 from rhino_jax.runtime.sharded import with_trees
+from rhino_jax.units import format_bytes
 from rhino_jax.utils.keywords import (
     LARGEST_SEED,
     read_bytes,
@@ -112,7 +112,7 @@ READ: Mapping[str, Callable[[str, str, Any], Any]] = {
     "loops": partial(read_choice, known=LOOPS),
     "grouped": partial(read_choice, known=GROUPED),
     "storage": partial(read_choice, known=STORAGE),
-    "microbatches": _unnamed(read_microbatches),
+    "microbatches": partial(read_count_or, word=AUTO),
     "stages": _unnamed(read_stages),
     "schedule": lambda what, _, value: read_schedule(what, value, SCHEDULES),
     "per_microbatch": _unnamed(read_places),
@@ -186,11 +186,22 @@ class PlanOptions(DecisionOptions):
         try:
             return self.plan_with(traced, basis.mesh, basis)
         except InfeasiblePlanError as error:
-            if not basis.is_asked:
-                return self.plan_with(traced, mesh, None)
-            raise like_is_in_the_way(
-                error, basis, lambda: self.plan_with(traced, basis.mesh, None)
-            ) from None
+            refused = error
+        if not basis.is_asked:
+            return self.plan_with(traced, mesh, None)
+        # Where nothing fits without them either, that is the error.
+        free = self.plan_with(traced, basis.mesh, None)
+        held = sum(leaf.bytes_per_device for leaf in free.inputs)
+        raise InfeasiblePlanError(
+            refused.what,
+            where=f"{basis.source}, which fixes {len(basis.specs)} argument arrays on"
+            f" mesh ({axes_text(axes_of_mesh(basis.mesh))}); {refused.where}",
+            numbers=f"{refused.numbers}; without like= the peak is"
+            f" {format_bytes(free.predicted.peak_bytes)}, arguments"
+            f" {format_bytes(held)} of it",
+            fix="plan without like=, or plan both as one: rhino.plan_together; or"
+            f" {refused.fix}",
+        )
 
     def plan_with(
         self,

@@ -12,16 +12,10 @@ from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import MICROBATCHES, Transform
 from rhino_jax.passes.apply import apply_passes
 from rhino_jax.passes.microbatch import MicrobatchCut, may_cut
-from rhino_jax.utils.keywords import brief, read_count_or
+from rhino_jax.utils.keywords import brief
 
 
-AUTO = "auto"
 KEYWORD = "per_microbatch"
-
-
-def read_microbatches(what: str, value: Any) -> int | str:
-    """Check `microbatches=`."""
-    return read_count_or(what, "microbatches", value, AUTO)
 
 
 def read_places(what: str, value: Any) -> tuple[str, ...]:
@@ -54,19 +48,16 @@ def check_places(what: str, names: Iterable[str], program: Program) -> None:
         if any(is_there(op.source) for op in program.ops):
             continue
         known = known_places(program)
-        parts = {p for op in program.ops for p in _parts(op.source)}
+        sources = [op.source for op in program.ops]
+        parts = {p for of in sources for p in (*of.scopes.split("/"), of.function)}
         raise MicrobatchError(
             f"{what}: {KEYWORD} names {name!r}, where `{program.name}` does nothing."
-            + nearest(name, [*sorted(parts), *known]),
+            + nearest(name, [*sorted(parts - {""}), *known]),
             where=f"{KEYWORD}={name!r}",
             numbers=f"{len(program.ops)} ops, at {len(known)} lines and scopes",
             fix="name a module ('BatchNorm'), a scope ('encoder/norm_*'), a function"
             " ('batch_norm') or a line ('model.py:61').",
         )
-
-
-def _parts(source: Any) -> set[str]:
-    return {p for p in (*source.scopes.split("/"), source.function) if p}
 
 
 def notes_of_microbatches(

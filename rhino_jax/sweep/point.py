@@ -16,10 +16,9 @@ from rhino_jax.explain.plan import Plan
 from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
-from rhino_jax.planner.meshes import read_stages
-from rhino_jax.planner.per_microbatch import read_microbatches
+from rhino_jax.planner.meshes import AUTO, read_stages
 from rhino_jax.units import format_bytes, format_seconds
-from rhino_jax.utils.keywords import brief, read_bytes, read_count
+from rhino_jax.utils.keywords import brief, read_bytes, read_count, read_count_or
 
 
 WHAT = "`rhino.sweep`"
@@ -102,7 +101,7 @@ def _value(name: str, value: Any) -> Any:
     if name == "stages":
         return 1 if value is None else read_stages(WHAT, value)
     if name == "microbatches":
-        return 1 if value is None else read_microbatches(WHAT, value)
+        return 1 if value is None else read_count_or(WHAT, name, value, AUTO)
     if value is None:
         return None
     if name == "hardware":

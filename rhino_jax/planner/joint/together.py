@@ -40,19 +40,31 @@ def planned_together(
     given = read_mesh(mesh if mesh is not None else context_mesh(), WHAT)
     pins = _by_name("pins", pins, programs)
     shares = {**dict.fromkeys(programs, 1.0), **_by_name("weights", weights, programs)}
+    for name, weight in shares.items():
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not is_number or not 0 < weight < math.inf:
+            raise RhinoError(
+                f"{WHAT}: a weight must be a positive number.",
+                where=f"weights[{name!r}]",
+                numbers=f"got {weight!r}",
+                fix="state how often the program runs relative to the others, as 10 or"
+                " 0.1.",
+            )
     plan_options = {
         name: PlanOptions(pins=pins.get(name), what=WHAT, **options)
         for name in programs
     }
+    twin = None if given is None else auto_mesh(given)
+    traced: dict[str, Traced] = {}
     with attending(given):
-        together = Together(
-            {name: _traced(name, entry, given) for name, entry in programs.items()},
-            {name: _weight(name, x) for name, x in shares.items()},
-            plan_options,
-            given,
-            started,
-        )
-        return together.plans()
+        for name, entry in programs.items():
+            fn, args, kwargs = _call_of(name, entry)
+            is_sharded = isinstance(fn, ShardedFunction)
+            parameters = fn.parameters if is_sharded else read_parameters(fn, what=WHAT)
+            call = split_call(parameters, tuple(args), kwargs, WHAT)
+            traced[name] = trace_call(parameters, call, mesh=twin, what=WHAT)
+        weighted = {name: float(weight) for name, weight in shares.items()}
+        return Together(traced, weighted, plan_options, given, started).plans()
 
 
 def _by_name(
@@ -85,30 +97,14 @@ def _by_name(
     return dict(given)
 
 
-def _weight(name: str, weight: Any) -> float:
-    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    if is_number and 0 < weight < math.inf:
-        return float(weight)
-    raise RhinoError(
-        f"{WHAT}: a weight must be a positive number.",
-        where=f"weights[{name!r}]",
-        numbers=f"got {weight!r}",
-        fix="state how often the program runs relative to the others, as 10 or 0.1.",
-    )
-
-
-def _traced(name: str, entry: Any, mesh: Any) -> Traced:
+def _call_of(name: str, entry: Any) -> tuple[Any, Any, Any]:
+    """Return the function of a program, its arguments and keyword arguments."""
     is_entry = isinstance(entry, tuple | list) and len(entry) in (2, 3)
-    if not is_entry or not callable(entry[0]) or not isinstance(entry[1], tuple | list):
-        raise RhinoError(
-            f"{WHAT}: a program is (function, args) or (function, args, kwargs).",
-            where=f"programs[{name!r}]",
-            numbers=f"got {type(entry).__name__}",
-            fix=f'write {{"{name}": (fn, (params, batch))}}; args is a tuple.',
-        )
-    fn, args, kwargs = entry[0], entry[1], (entry[2] if len(entry) == 3 else {})
-    is_sharded = isinstance(fn, ShardedFunction)
-    parameters = fn.parameters if is_sharded else read_parameters(fn, what=WHAT)
-    call = split_call(parameters, tuple(args), kwargs, WHAT)
-    twin = None if mesh is None else auto_mesh(mesh)
-    return trace_call(parameters, call, mesh=twin, what=WHAT)
+    if is_entry and callable(entry[0]) and isinstance(entry[1], tuple | list):
+        return (*entry, {})[:3]
+    raise RhinoError(
+        f"{WHAT}: a program is (function, args) or (function, args, kwargs).",
+        where=f"programs[{name!r}]",
+        numbers=f"got {type(entry).__name__}",
+        fix=f'write {{"{name}": (fn, (params, batch))}}; args is a tuple.',
+    )

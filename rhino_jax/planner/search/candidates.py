@@ -58,8 +58,26 @@ def candidates_of(
         for name, one in _recipes(replace(best, mesh_problem=around_matmuls))
     ]
     annotated.sort(key=_predicted_s)
-    others = [
-        *_reweighted(best, effort),
+    # The best choices where communication costs more, and less.
+    symmetry, folded = best.mesh_problem.symmetry, best.mesh_problem.folded
+    others = []
+    for weight in LIMITS.communication_weights:
+        problem, memo = folded.problem, Memo()
+        costs = [
+            compute + weight * (total - compute)
+            for total, compute in zip(problem.costs, folded.compute.costs, strict=True)
+        ]
+        edges = [
+            PairTable(e.source, e.target, memo.scaled(e.table, weight))
+            for e in problem.edges
+        ]
+        problem = replace(problem, costs=costs, edges=edges)
+        labels = solve(problem, [symmetry.contract(best.labels)], effort).labels
+        if labels is None:
+            continue  # It fits only if repeated nodes choose differently.
+        name = "less communication" if weight > 1 else "more communication"
+        others.append((name, chosen(best, symmetry.expand(labels))))
+    others += [
         *((f"best on {_shape(f)}", f) for f in found[1:]),
         *_recipes(best),
     ]
@@ -147,27 +165,3 @@ def chosen(found: SolvedMesh, labels: Labels) -> SolvedMesh:
         found.solution, labels=labels, objective=overlap.step_s(labels), peak=peak
     )
     return replace(found, solution=solution)
-
-
-def _reweighted(found: SolvedMesh, effort: Effort) -> list[tuple[str, SolvedMesh]]:
-    """Return the best choices where communication costs more, and less."""
-    symmetry, folded = found.mesh_problem.symmetry, found.mesh_problem.folded
-    best = symmetry.contract(found.labels)
-    named = []
-    for weight in LIMITS.communication_weights:
-        problem, memo = folded.problem, Memo()
-        costs = [
-            compute + weight * (total - compute)
-            for total, compute in zip(problem.costs, folded.compute.costs, strict=True)
-        ]
-        edges = [
-            PairTable(e.source, e.target, memo.scaled(e.table, weight))
-            for e in problem.edges
-        ]
-        problem = replace(problem, costs=costs, edges=edges)
-        labels = solve(problem, [best], effort).labels
-        if labels is None:
-            continue  # It fits only if repeated nodes choose differently.
-        name = "less communication" if weight > 1 else "more communication"
-        named.append((name, chosen(found, symmetry.expand(labels))))
-    return named

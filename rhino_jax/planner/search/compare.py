@@ -29,7 +29,6 @@ from rhino_jax.planner.search.records import (
     SolvedMesh,
 )
 from rhino_jax.solver.incumbents import EFFORTS, Effort
-from rhino_jax.solver.least_peak import least_possible
 from rhino_jax.solver.problem import Labels
 from rhino_jax.solver.solve import Solution
 
@@ -69,9 +68,8 @@ class MoreAxes:
         before = self.best.get(num_axes, math.inf)
         self.best[num_axes] = min(before, found.solution.objective)
         if found.solution.unfit is not None:
-            problem = found.model.problem
-            divided = least_possible(problem, found.mesh_problem.devices)
-            self.nothing_fits |= divided > problem.limit
+            divided = found.mesh_problem.divided_peak
+            self.nothing_fits |= divided > found.model.problem.limit
 
     def allow(self, num_axes: int) -> bool:
         """Whether to try a mesh of `num_axes` axes; if so, deduct its time."""

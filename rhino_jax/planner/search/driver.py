@@ -33,7 +33,6 @@ from rhino_jax.planner.search.records import (
 from rhino_jax.planner.search.solve_on_mesh import as_solution
 from rhino_jax.recipes.recipes import plain_recipes
 from rhino_jax.solver.incumbents import EFFORTS, RECIPE_EFFORTS, Effort
-from rhino_jax.solver.least_peak import least_possible
 from rhino_jax.solver.problem import Labels
 from rhino_jax.solver.solve import Solution
 from rhino_jax.utils.gc import no_garbage_collection
@@ -345,14 +344,3 @@ def refused(found: SearchResult, request: Request) -> SearchResult:
         for one in found.solved[:1]
     ]
     return replace(found, solved=solved, request=request)
-
-
-def divided_peak(found: SearchResult) -> float:
-    """Return the peak in bytes if every value were divided evenly over all devices: a
-    lower bound on the memory of pipeline stages of the same program.
-
-    Args:
-      found: a result of `find_minimum_memory`.
-    """
-    mesh_problem = found.best.mesh_problem
-    return least_possible(mesh_problem.model.problem, mesh_problem.devices)

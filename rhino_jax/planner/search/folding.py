@@ -19,7 +19,6 @@ from rhino_jax.planner.search.read_back.extract import overlap_of
 from rhino_jax.planner.search.records import LIMITS, MeshProblem
 from rhino_jax.planner.search.symmetry import Symmetry, find_symmetry, marks_of
 from rhino_jax.recipes.recipe_book import RecipeBook
-from rhino_jax.solver.bounds.prices import TimePrices
 from rhino_jax.solver.incumbents import Effort, Report
 from rhino_jax.solver.least_peak import least_possible, minimum_peak, smallest_peak
 from rhino_jax.solver.memory_search import LONG_ROUNDS
@@ -71,37 +70,28 @@ def solve_mesh_problem(
     found = solve_overlapped(mesh_problem.folded, contracted, effort, report, before)
     if symmetry.is_identity:
         return found
-    unfolded = unfold(whole, symmetry, found, effort)
-    if unfolded.labels is None and least_possible(whole.problem) <= whole.problem.limit:
-        smallest = smallest_peak(whole.problem)
-        if whole.problem.peak(smallest) <= whole.problem.limit:
+    best, problem = unfold(whole, symmetry, found, effort), whole.problem
+    if best.labels is None and least_possible(problem) <= problem.limit:
+        smallest = smallest_peak(problem)
+        if problem.peak(smallest) <= problem.limit:
             return solve_overlapped(whole, [smallest, *starts], effort, report)
-    nodes = len(symmetry.orbits), found.nodes[1]
-    return replace(_or_better(whole, symmetry, unfolded, starts), nodes=nodes)
-
-
-def _or_better(
-    whole: Overlap, symmetry: Symmetry, found: Solution, starts: Sequence[Labels]
-) -> Solution:
-    """Return the solution, or a better start in which repeated nodes choose
-    differently: the folded problem cannot express it."""
     for start in starts:
+        # The folded problem cannot express starts in which repeated nodes choose
+        # differently.
         if np.array_equal(symmetry.expand(symmetry.contract(start)), start):
             continue
-        objective, peak = whole.step_s(start), whole.problem.peak(start)
-        if objective < found.objective and peak <= whole.problem.limit:
-            bound = min(found.bound, objective)
-            lowest = min(found.lowest_peak, peak)
-            found = replace(
-                found,
+        objective, peak = whole.step_s(start), problem.peak(start)
+        if objective < best.objective and peak <= problem.limit:
+            best = replace(
+                best,
                 labels=start,
                 objective=objective,
-                bound=bound,
+                bound=min(best.bound, objective),
                 peak=peak,
-                lowest_peak=lowest,
+                lowest_peak=min(best.lowest_peak, peak),
                 unfit=None,
             )
-    return found
+    return replace(best, nodes=(len(symmetry.orbits), found.nodes[1]))
 
 
 def unfold(
@@ -135,7 +125,11 @@ def unfold(
     bound = found.bound
     if objective <= bound:
         # The bound on plans in which repeated nodes share a choice does not hold here.
-        bound = min(_bound(whole, found.dual.prices, labels, effort), objective)
+        rounds, prices = min(effort.max_rounds, LONG_ROUNDS), found.dual.prices
+        brief = replace(effort, max_rounds=rounds, max_fusions=0, deterministic_s=0.0)
+        priced = whole.weighted(prices.weight).priced(prices.memory)
+        least = solve_pairwise(priced, [labels], brief).bound
+        bound = min(least - prices.paid(whole.problem.limit), objective)
     return replace(
         tied,
         labels=labels,
@@ -145,15 +139,6 @@ def unfold(
         lowest_peak=min(found.lowest_peak, peak),
         variables=max(found.variables, fused.variables),
     )
-
-
-def _bound(whole: Overlap, prices: TimePrices, labels: Labels, effort: Effort) -> float:
-    """Return a lower bound on the objective of all choices of all nodes that fit."""
-    rounds = min(effort.max_rounds, LONG_ROUNDS)
-    brief = replace(effort, max_rounds=rounds, max_fusions=0, deterministic_s=0.0)
-    priced = whole.weighted(prices.weight).priced(prices.memory)
-    found = solve_pairwise(priced, [labels], brief)
-    return found.bound - prices.paid(whole.problem.limit)
 
 
 def minimum_memory(mesh_problem: MeshProblem) -> Labels:

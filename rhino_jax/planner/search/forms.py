@@ -22,7 +22,18 @@ from rhino_jax.units import format_bytes, format_seconds
 
 def graph_text(graph: Graph) -> str:
     """Print the nodes in the order in which they run, and the nodes that each reads."""
-    return "\n".join(["graph", *(_node_line(graph, n) for n in graph.run_order)])
+    lines = ["graph"]
+    for node in graph.run_order:
+        reads = " ".join(f"n{edge.source.node}" for edge in graph.incoming[node.id])
+        parts = [_name(node) + f": {format_type(graph.program.values[node.value])}"]
+        if reads:
+            parts.append(f"reads {reads}")
+        if node.count != 1:
+            parts.append(f"{node.count} times")
+        if node.op is not None:
+            parts.append(f"# {node.op.source}")
+        lines.append("  " + "  ".join(parts))
+    return "\n".join(lines)
 
 
 def analysis_text(analysis: ProgramAnalysis) -> str:
@@ -150,15 +161,3 @@ def _name(node: Node) -> str:
     if node.kind is NodeKind.OP and node.op is not None:
         what = node.op.name
     return f"n{node.id} {what} %{node.value}"
-
-
-def _node_line(graph: Graph, node: Node) -> str:
-    reads = " ".join(f"n{edge.source.node}" for edge in graph.incoming[node.id])
-    parts = [_name(node) + f": {format_type(graph.program.values[node.value])}"]
-    if reads:
-        parts.append(f"reads {reads}")
-    if node.count != 1:
-        parts.append(f"{node.count} times")
-    if node.op is not None:
-        parts.append(f"# {node.op.source}")
-    return "  " + "  ".join(parts)

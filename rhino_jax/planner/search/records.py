@@ -17,6 +17,7 @@ from rhino_jax.model.build import MeshModel
 from rhino_jax.plan.resolved_pins import ValuePin
 from rhino_jax.planner.search.symmetry import Symmetry
 from rhino_jax.recipes.recipe_book import RecipeBook
+from rhino_jax.solver.least_peak import least_possible
 from rhino_jax.solver.overlap import Overlap
 from rhino_jax.solver.problem import Labels, Problem
 from rhino_jax.solver.restricted import Restrictions
@@ -149,6 +150,12 @@ class MeshProblem:
     def devices(self) -> int:
         """The number of devices of the mesh."""
         return math.prod(axis.size for axis in self.model.mesh.axes)
+
+    @property
+    def divided_peak(self) -> float:
+        """The peak in bytes if every value were divided evenly over all devices: a
+        lower bound on the memory of pipeline stages of the same program."""
+        return least_possible(self.model.problem, self.devices)
 
     @property
     def firsts(self) -> list[Node]:

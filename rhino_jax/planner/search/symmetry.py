@@ -103,7 +103,22 @@ class Symmetry:
             limit=problem.limit,
             end=problem.end,
         )
-        self._fold_memory(problem, folded)
+        for use in problem.node_usages:
+            mine = NodeUsage(ends[use.node], use.usage, use.start, use.stop)
+            folded.node_usages.append(mine)
+        diagonals: dict[int, np.ndarray] = {}
+        for pair in problem.edge_usages:
+            a, b = ends[pair.source], ends[pair.target]
+            if a != b:
+                both = EdgeUsage(a, b, pair.usage, pair.start, pair.stop)
+                folded.edge_usages.append(both)
+                continue
+            # An edge within an orbit has the same label at both ends.
+            key = id(pair.usage)
+            if key not in diagonals:
+                diagonals[key] = np.diagonal(pair.usage).copy()
+            mine = NodeUsage(a, diagonals[key], pair.start, pair.stop)
+            folded.node_usages.append(mine)
         slack = Slack(
             tuple(whole.slack.nodes[n] for n in firsts),
             tuple(whole.slack.edges[members[0]] for members in alike),
@@ -118,24 +133,6 @@ class Symmetry:
             share=whole.share,
             shares=whole.shares,
         )
-
-    def _fold_memory(self, problem: Problem, folded: Problem) -> None:
-        ends = self.orbits.tolist()
-        for use in problem.node_usages:
-            mine = NodeUsage(ends[use.node], use.usage, use.start, use.stop)
-            folded.node_usages.append(mine)
-        own: dict[int, np.ndarray] = {}
-        for pair in problem.edge_usages:
-            a, b = ends[pair.source], ends[pair.target]
-            if a != b:
-                both = EdgeUsage(a, b, pair.usage, pair.start, pair.stop)
-                folded.edge_usages.append(both)
-                continue
-            # An edge within an orbit has the same label at both ends.
-            if id(pair.usage) not in own:
-                own[id(pair.usage)] = np.diagonal(pair.usage).copy()
-            mine = NodeUsage(a, own[id(pair.usage)], pair.start, pair.stop)
-            folded.node_usages.append(mine)
 
 
 def marks_of(book: RecipeBook) -> np.ndarray:

@@ -179,7 +179,12 @@ class Joint:
         for m, d in enumerate(self.mesh_problem):
             np.minimum.at(waits, self.node[m], d.folded.slack.nodes)
             slack_edges += d.folded.slack.edges
-            self._add_edges(problem, m)
+            memo, node, picks = Memo(), self.node[m], self.picks[m]
+            for source, target, table in d.folded.problem.edges:
+                part = _part(memo, table, picks[source], picks[target])
+                scaled = memo.scaled(part, self.members[m].weight)
+                ends = int(node[source]), int(node[target])
+                problem.edges.append(PairTable(*ends, scaled))
             self._add_memory(problem, m, start)
             start += d.folded.problem.end
         any_one = self.mesh_problem[0].folded
@@ -201,16 +206,6 @@ class Joint:
                 before, mine = found[int(j)], weight * cost[pick]
                 found[int(j)] = mine if before is None else before + mine
         return [x for x in found if x is not None]
-
-    def _add_edges(self, problem: Problem, m: int) -> None:
-        memo, weight = Memo(), self.members[m].weight
-        node, picks = self.node[m], self.picks[m]
-        for source, target, table in self.mesh_problem[m].folded.problem.edges:
-            part = _part(memo, table, picks[source], picks[target])
-            scaled = memo.scaled(part, weight)
-            problem.edges.append(
-                PairTable(int(node[source]), int(node[target]), scaled)
-            )
 
     def _add_memory(self, problem: Problem, m: int, start: int) -> None:
         folded, node, picks = (
@@ -236,22 +231,18 @@ class Joint:
                 )
             else:
                 problem.edge_usages.append(EdgeUsage(*ends, usage, *times))
-        for k in range(len(self.mesh_problem)):
-            if k != m:
-                self._hold(problem, k, m, start, start + folded.end)
-
-    def _hold(self, problem: Problem, k: int, m: int, start: int, stop: int) -> None:
-        """Add the inputs that member k needs later to the memory of member m's time,
-        except those that m takes too."""
-        taken = taken_with(self.shared, k, m)
-        d, inputs = self.mesh_problem[k], input_nodes(self.mesh_problem[k])
-        nodes = {n for s, n in inputs.items() if s in self.members[k].stays - taken}
-        for one in d.overlap.problem.node_usages:
-            if one.node in nodes:
-                c = int(d.symmetry.orbits[one.node])
-                usage = one.usage[self.picks[k][c]]
-                held = NodeUsage(int(self.node[k][c]), usage, start, stop)
-                problem.node_usages.append(held)
+        for k, d in enumerate(self.mesh_problem):
+            if k == m:
+                continue
+            # The inputs that member k needs later, except those that m takes too.
+            later = self.members[k].stays - taken_with(self.shared, k, m)
+            nodes = {n for slot, n in input_nodes(d).items() if slot in later}
+            for one in d.overlap.problem.node_usages:
+                if one.node in nodes:
+                    c = int(d.symmetry.orbits[one.node])
+                    usage = one.usage[self.picks[k][c]]
+                    at = int(self.node[k][c]), usage, start, start + folded.end
+                    problem.node_usages.append(NodeUsage(*at))
 
     def specs_of(self, member: int, labels: Labels) -> dict[int, Spec]:
         """Return a member's specs of the inputs that are shared or stay allocated."""

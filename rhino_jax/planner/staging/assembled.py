@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
-
-import numpy as np
 
 from rhino_jax.errors import StageError
 from rhino_jax.ir.program import Program
@@ -22,6 +18,7 @@ from rhino_jax.plan.lines import scaled, summed
 from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.records import LineTime, Predicted, Timeline
 from rhino_jax.plan.stages import Pipeline, StagePlan, StageSend
+from rhino_jax.planner.meshes import stage_devices
 from rhino_jax.planner.search.read_back.assemble import pins_text
 from rhino_jax.planner.staging.planned import PlannedGroup
 from rhino_jax.planner.staging.shapes import GroupMeshes
@@ -50,7 +47,7 @@ def assemble_plan(
     """
     first = max(groups, key=lambda g: g.plan.predicted.peak_bytes).plan
     mesh_axes, at = shapes.mesh_axes, shapes.stage_axis
-    devices = _devices(shapes)
+    devices = stage_devices(mesh_axes, shapes.places)
     program, results = search.traced.program, range(len(step.outputs))
     notes = [n for g in groups for n in g.plan.notes]
     if search.request.value_pins:
@@ -127,17 +124,6 @@ def assemble_plan(
     idle_s = predicted.step_time_s - sum(line.seconds for line in lines)
     times = summed([*lines, LineTime("", idle_s=max(idle_s, 0.0))])
     return replace(plan, predicted=predicted, search=report, line_times=times)
-
-
-def _devices(shapes: GroupMeshes) -> list[list[int]]:
-    """Return each submesh's devices, in its order, as positions in the whole mesh."""
-    sizes = [size for _, size in shapes.mesh_axes]
-    positions = np.arange(math.prod(sizes)).reshape(sizes)
-    bounds = pairwise(accumulate(shapes.places, initial=0))
-    return [
-        np.take(positions, range(*bound), shapes.stage_axis).ravel().tolist()
-        for bound in bounds
-    ]
 
 
 def _whole(

@@ -90,18 +90,15 @@ def counts_of(rows: int, stages: int, multiple_of: int = 1) -> Iterator[list[int
     counts = [n for n in range(2, rows + 1) if rows % n == 0 and n % multiple_of == 0]
     seen = set[int]()
     for factors in PER_STAGE if counts else ():
-        found = [n for n in _nearest(counts, stages, factors) if n not in seen]
+        # The nearest to some numbers of micro-batches per stage.
+        near = (
+            min(counts, key=lambda n: (abs(math.log(n / (k * stages))), n))
+            for k in factors
+        )
+        found = [n for n in dict.fromkeys(near) if n not in seen]
         seen.update(found)
         if found:
             yield found
-
-
-def _nearest(counts: Sequence[int], stages: int, factors: Sequence[int]) -> list[int]:
-    """Return the candidates nearest to some numbers of micro-batches per stage."""
-    near = (
-        min(counts, key=lambda n: (abs(math.log(n / (k * stages))), n)) for k in factors
-    )
-    return list(dict.fromkeys(near))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

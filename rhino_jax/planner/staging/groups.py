@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from rhino_jax.errors import PinError
 from rhino_jax.ir.spec import Spec, without
 from rhino_jax.passes.staged.group import GroupProgram, group_program
 from rhino_jax.passes.staged.remat import StagedRemat
@@ -15,6 +17,7 @@ from rhino_jax.passes.staged.step import StagedStep, ValueKey, ValueKind
 from rhino_jax.plan.resolved_pins import ValuePin
 from rhino_jax.planner.staging.planned import (
     PlannedGroup,
+    Refused,
     Room,
     plan_group,
 )
@@ -156,7 +159,13 @@ def plan_groups(
             return plan_group(search, step, of, mesh, every, room, finds, old, tries)
 
         link = GroupCrossing(step, group, known, shapes.hop[0], on_all)
-        return link.planned(with_specs({}, old), with_specs)
+        # By the time of its own devices; or with other specs of exchanged values, where
+        # that is faster.
+        one = with_specs({}, old)
+        with suppress(Refused, PinError):
+            if specs := link.cheaper(one):
+                return min(one, with_specs(specs, one), key=link.seconds)
+        return one
 
     remat_search = StageRematSearch(step_of, sides, planned, room, budget, finds)
     # Layouts of a small submesh are possible on a larger one: its other axes are the

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rhino_jax.passes.staged.layers import Layers, layers_of
 from rhino_jax.passes.staged.sides import sides_of
 from rhino_jax.passes.staged.stacks import LayerStack
-from rhino_jax.plan.kept import Part
 from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.staging.cuts import StagingRequest, worth_comparing
 from rhino_jax.planner.staging.shapes import (
@@ -213,24 +212,3 @@ def forms_of(
     return parts_of(layers, took, rest, whole.shares), worth_comparing(
         shapes, apart, max(counts)
     )
-
-
-def reusing(
-    forms: Sequence[tuple[LayerStack, ...]], kept: Mapping[int, Part]
-) -> Sequence[tuple[LayerStack, ...]]:
-    """Return the splits whose parts are on the same stages as in another plan; all,
-    where there are none.
-
-    Args:
-      forms: the candidate splits.
-      kept: input of the step → its stages in the other plan.
-    """
-    found = []
-    for form in forms:
-        parts = {i: len(stack.sizes) for stack in form for i in stack.slots}
-        if any(parts.get(i, 1) != count for i, (_, count) in kept.items()):
-            continue
-        firsts = [{kept[i][0] for i in s.slots & kept.keys()} for s in form]
-        pairs = zip(form, firsts, strict=True)
-        found.append(tuple(replace(s, first=min(at)) if at else s for s, at in pairs))
-    return found or forms

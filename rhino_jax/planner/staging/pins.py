@@ -74,7 +74,16 @@ def pinned_ops(
     found: dict[int, int] = {}
     said: dict[int, str] = {}
     paths = [entry.path for entry in of_step.program.inputs]
-    reads = list(_reads(of_step, apart, sides))
+    stack_of = {i: k for k, s in enumerate(of_step.stacks) for i in s.slots}
+    # (Input, its stack part or None, forward ops that read no other state).
+    reads: list[tuple[int, PartOf | None, list[int]]] = []
+    for value, sources in zip(sides.region.inputs[1:], apart.sources, strict=True):
+        state = sources - apart.data
+        readers = [i for i in sides.readers.get(value, ()) if i in sides.forward]
+        parted = (of_step.inputs[i] for i in state)
+        parts = {(stack_of[e.whole], e.part) for e in parted if e.part is not None}
+        whose = next(iter(parts)) if len(parts) == 1 else None
+        reads += [(i, whose, readers) for i in state if readers]
     chains: list[Chain] = []
     for k, stack in enumerate(of_step.stacks):
         links = [
@@ -124,21 +133,6 @@ def pinned_ops(
         if count == 1 and end is None:
             found.setdefault(min(mine), stage)
     return found, chains
-
-
-def _reads(
-    of_step: Unstacked, apart: Apart, sides: Sides
-) -> Iterator[tuple[int, PartOf | None, list[int]]]:
-    """Yield (input, its stack part or None, forward ops that read no other state)."""
-    stack_of = {i: k for k, s in enumerate(of_step.stacks) for i in s.slots}
-    for value, sources in zip(sides.region.inputs[1:], apart.sources, strict=True):
-        state = sources - apart.data
-        ops = [i for i in sides.readers.get(value, ()) if i in sides.forward]
-        ends = (of_step.inputs[i] for i in state)
-        parts = {(stack_of[e.whole], e.part) for e in ends if e.part is not None}
-        part = next(iter(parts)) if len(parts) == 1 else None
-        for i in state if ops else ():
-            yield i, part, ops
 
 
 def _inside(key: str, sides: Sides) -> Iterator[int]:

@@ -18,7 +18,7 @@ from rhino_jax.errors import (
     StageError,
 )
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.staged.stacks import Unstacked
+from rhino_jax.passes.staged.stacks import LayerStack, Unstacked
 from rhino_jax.passes.unroll import MAX_TRIPS, has_pairs
 from rhino_jax.pipeline.of_plan import idle_stages
 from rhino_jax.pipeline.schedules.family import FAMILIES
@@ -46,9 +46,9 @@ from rhino_jax.planner.staging.cuts import (
     worth_comparing,
 )
 from rhino_jax.planner.staging.fitted import fit_stages
-from rhino_jax.planner.staging.loops import all_layers, forms_of, reusing
+from rhino_jax.planner.staging.loops import all_layers, forms_of
 from rhino_jax.planner.variant_search import Search
-from rhino_jax.units import format_bytes
+from rhino_jax.units import format_bytes, format_seconds
 from rhino_jax.utils.gc import no_garbage_collection
 
 
@@ -144,8 +144,17 @@ def plan_stages(
         # Unrolled, a step may be short enough that is not in loops.
         enough_s=math.inf if may_unroll else enough_s,
     )
-    if min(shares) > 1:
-        _check_group_of_one(whole)
+    for layers in all_layers(whole) if min(shares) > 1 else ():
+        if layers.length % sum(shares) == 0:  # Whole because of the submeshes' sizes.
+            raise StageError(
+                "layers are in one loop, and every group of devices is several times"
+                " what all sizes divide by: stacks of weights lie in equal parts of"
+                " that size.",
+                where=traced.program.inputs[min(layers.slots)].path,
+                numbers="groups of " + " + ".join(map(str, shares)) + " such parts",
+                fix="let the smallest group be of the size that the others divide by,"
+                " as in [4, 2, 2], or write layers one by one.",
+            )
     count, rounds = options.microbatches, [[options.microbatches]]
     if count == AUTO:
         rows = whole.batch.rows
@@ -154,7 +163,17 @@ def plan_stages(
             rounds = [[n for n in FEW if rows % n == 0]]
     check_least(whole, rounds[0][0])
     all_forms, meshes = forms_of(whole, rounds)
-    forms = reusing(all_forms, search.kept)
+    # Splits whose parts are on the same stages as in another plan, if there are any.
+    reused, earlier = list[tuple[LayerStack, ...]](), search.kept
+    for form in all_forms:
+        count_of = {i: len(stack.sizes) for stack in form for i in stack.slots}
+        if all(count_of.get(i, 1) == n for i, (_, n) in earlier.items()):
+            firsts = ({earlier[i][0] for i in s.slots & earlier.keys()} for s in form)
+            pairs = zip(form, firsts, strict=True)
+            reused.append(
+                tuple(replace(s, first=min(at)) if at else s for s, at in pairs)
+            )
+    forms = reused or all_forms
     if any(forms) and schedules.has_several(schedule):
         stack = next(iter(form for form in forms if form))[0]
         raise StageError(
@@ -263,8 +282,20 @@ def _fastest(
                 usual = FAMILIES[schedules.usual(work)].build(work)
                 if step_s >= (1 - MIN_GAIN) * simulate(usual).step_time_s:
                     raise NotFaster(step_s)
-            works = [c.work for c in cuts]
-            return noted(plan, schedules.note_on(every, works, plan.schedule))
+            by_name: dict[str, schedules.EstimatedSchedule] = {}
+            for c in sorted(every, key=lambda c: (not c.fits, c.step_time_s)):
+                by_name.setdefault(c.name, c)
+            texts = (
+                f"{name} {format_seconds(c.step_time_s)}"
+                f" (m = {cuts[c.cut].work.micro_batches}"
+                f"{'' if c.fits else ', does not fit'})"
+                for name, c in by_name.items()
+            )
+            return noted(
+                plan,
+                f"schedules by estimated step: {', '.join(texts)}; taken:"
+                f" {plan.schedule}.",
+            )
 
         # More micro-batches, or fewer in flight, need less memory.
         tried = Decision(fitted, (InfeasiblePlanError, ScheduleError))
@@ -373,23 +404,3 @@ def _is_recomputed(plan: PlanData) -> bool:
         if made.choice
     )
     return bool(pipeline.recomputed) or not all(gains)
-
-
-def _check_group_of_one(asked: StagingRequest) -> None:
-    """Refuse submeshes that prevent loops from being split.
-
-    Raises:
-      StageError: loops are whole only because of the sizes of the submeshes.
-    """
-    program, shares = asked.of_step.program, asked.shares
-    for layers in all_layers(asked):
-        if layers.length % sum(shares):
-            continue
-        raise StageError(
-            "layers are in one loop, and every group of devices is several times what"
-            " all sizes divide by: stacks of weights lie in equal parts of that size.",
-            where=program.inputs[min(layers.slots)].path,
-            numbers="groups of " + " + ".join(map(str, shares)) + " such parts",
-            fix="let the smallest group be of the size that the others divide by, as in"
-            " [4, 2, 2], or write layers one by one.",
-        )

@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from rhino_jax.analysis.graph import Graph, NodeKind
+from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec
@@ -111,18 +111,15 @@ def _inside(
         changes[min(since, last) - first] += size
     for u in usages:
         if u.bytes and first <= u.start <= last and u.port not in results:
+            end = min(u.stop, last + 1)
+            if u.stop > last + 1 and u.port is not None:
+                # A fused value that another task reads is written here, not computed
+                # there.
+                read = [e.time for e in graph.readers[u.port] if e.time <= last]
+                end = max(read, default=u.start) + 1
             changes[u.start - first] += u.bytes
-            changes[_end(graph, u, last) - first] -= u.bytes
+            changes[end - first] -= u.bytes
     return math.ceil(np.cumsum(changes)[:-1].max())
-
-
-def _end(graph: Graph, usage: _Usage, last: int) -> int:
-    """Return the time at which a task's temporary is not needed any more."""
-    if usage.stop <= last + 1 or usage.port is None:
-        return min(usage.stop, last + 1)
-    # A fused value that another task reads is written here, not computed there.
-    read = [e.time for e in graph.readers[usage.port] if e.time <= last]
-    return max(read, default=usage.start) + 1
 
 
 MAX_TRIES = 3

@@ -51,7 +51,34 @@ def problem_of(
     Raises:
       StageError: there is no forward pass, or a loop contains both passes.
     """
-    _check_passes(sides, len(group_of))
+    program, stages = sides.program, len(group_of)
+    if not sides.forward:
+        raise StageError(
+            f"Going forward, nothing of `{program.name}` reads weights and depends on"
+            " its data: there is nothing for stages to share.",
+            where="`stages=`",
+            numbers=f"{stages} stages; {len(program.body.ops)} ops of a micro-batch,"
+            " of which those going forward read data and scalars alone",
+            fix="plan with stages=1.",
+        )
+    flops = {i: program.flops_of(program.ops[i]) for i in program.body.ops}
+    forward = [program.ops[program.body.ops[i]] for i in sides.forward]
+    most = max(forward, key=lambda op: flops[op.id])
+    share = flops[most.id] / max(sum(flops.values()), 1.0)
+    if share > 1 / 2 and program.holds_backward(most):
+        assert most.call is not None
+        is_loop = most.call.kind is not RegionKind.COND
+        raise StageError(
+            f"`{program.name}` computes gradients inside of a"
+            f" {'loop' if is_loop else 'conditional'}, which runs whole in one stage.",
+            where=str(most.source),
+            numbers=f"`{most.name}`, with a backward pass in it: {share:.0%} of the"
+            f" FLOPs; {stages} stages",
+            fix=f"{WITHOUT_LOOP}; or stages=1."
+            if is_loop
+            else "compute the gradients outside of it, and select their values or zeros"
+            " with `jnp.where`; or stages=1.",
+        )
     place = {i: k for k, i in enumerate(sides.forward)}
     seconds = shapes.seconds[shapes.places[0]]
     forward_s, backward_s = [0.0] * len(place), [0.0] * len(place)
@@ -122,37 +149,6 @@ def problem_of(
             tuple(tuple(place[i] for i in link) for link in chain) for chain in chains
         ),
     )
-
-
-def _check_passes(sides: Sides, stages: int) -> None:
-    program = sides.program
-    if not sides.forward:
-        raise StageError(
-            f"Going forward, nothing of `{program.name}` reads weights and depends on"
-            " its data: there is nothing for stages to share.",
-            where="`stages=`",
-            numbers=f"{stages} stages; {len(program.body.ops)} ops of a micro-batch,"
-            " of which those going forward read data and scalars alone",
-            fix="plan with stages=1.",
-        )
-    flops = {i: program.flops_of(program.ops[i]) for i in program.body.ops}
-    forward = [program.ops[program.body.ops[i]] for i in sides.forward]
-    most = max(forward, key=lambda op: flops[op.id])
-    share = flops[most.id] / max(sum(flops.values()), 1.0)
-    if share > 1 / 2 and program.holds_backward(most):
-        assert most.call is not None
-        is_loop = most.call.kind is not RegionKind.COND
-        raise StageError(
-            f"`{program.name}` computes gradients inside of a"
-            f" {'loop' if is_loop else 'conditional'}, which runs whole in one stage.",
-            where=str(most.source),
-            numbers=f"`{most.name}`, with a backward pass in it: {share:.0%} of the"
-            f" FLOPs; {stages} stages",
-            fix=f"{WITHOUT_LOOP}; or stages=1."
-            if is_loop
-            else "compute the gradients outside of it, and select their values or zeros"
-            " with `jnp.where`; or stages=1.",
-        )
 
 
 def estimate_work(

@@ -4,7 +4,7 @@ so that it fits or is faster."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rhino_jax.errors import InfeasiblePlanError
@@ -126,21 +126,21 @@ class StageRematSearch:
         if self.sides is None or not tasks.forward:
             raise NotFaster(math.inf)
 
-        def faster() -> Chosen | None:
+        known, key = self.finds.faster, (kept.found, tasks.keeps_stacks)
+        if key not in known:
             asking = AskingTasks(kept.found.best, tasks)
-            least_s = MIN_GAIN * _seconds(kept)
-            if asking.most_saved_s < least_s:
-                return None
-            asked = asking.asked()
-            most_s = asked.all_saved.added_s - least_s
-            found = ask(asked, math.inf, effort=EFFORT)
-            return next((c for c in found if c.answer.added_s <= most_s), None)
-
-        chosen = self.finds.of_plan(kept.found, tasks.keeps_stacks, faster)
-        found = chosen and self._with(chosen, group, remat, kept)
-        if not found:
+            least_s, found = MIN_GAIN * _seconds(kept), list[Chosen]()
+            if asking.most_saved_s >= least_s:
+                asked = asking.asked()
+                most_s = asked.all_saved.added_s - least_s
+                found = ask(asked, math.inf, effort=EFFORT)
+                found = [c for c in found if c.answer.added_s <= most_s]
+            known[key] = found[0] if found else None
+        chosen = known[key]
+        again = chosen and self._with(chosen, group, remat, kept)
+        if not again:
             raise NotFaster(math.inf)
-        return self._planned(*found, group, (step, kept))
+        return self._planned(*again, group, (step, kept))
 
     def _with(
         self, chosen: Chosen, group: int, remat: StagedRemat, kept: PlannedGroup
@@ -185,7 +185,15 @@ class StageRematSearch:
         """Plan a submesh with the cheapest choice of values with which it fits."""
         tasks = self._tasks(wide, group)
         if rate := self.room.host_bytes_per_s:
-            hosted = frozenset(self._hosted(step, wide))
+            # Results of calls, and arguments, that may be offloaded.
+            of, program = wide.of, wide.of.program
+            keys = may_wait(of.tasks, step.received(group))
+            ends = [
+                *zip(of.arguments, (end.value for end in program.inputs), strict=True)
+            ]
+            for task, op_id in zip(of.tasks, program.body.ops, strict=True):
+                ends += zip(task.makes, program.ops[op_id].results, strict=True)
+            hosted = frozenset(value for key, value in ends if key in keys)
             tasks = replace(tasks, hosted=hosted, host_bytes_per_s=rate)
         if self.sides is None or not tasks.forward:
             return None
@@ -241,18 +249,6 @@ class StageRematSearch:
             self.room.in_flight[at],
             keeps_stacks=any(t.kind is TaskKind.WEIGHT_GRADIENT for t in of.tasks),
         )
-
-    def _hosted(self, step: StagedStep, group: PlannedGroup) -> Iterator[int]:
-        """Yield results of calls, and arguments, that may be offloaded."""
-        program, tasks = group.of.program, group.of.tasks
-        keys = may_wait(tasks, step.received(tasks[0].group))
-        ends = zip(group.of.arguments, program.inputs, strict=True)
-        yield from (end.value for key, end in ends if key in keys)
-        for task, op_id in zip(group.of.tasks, program.body.ops, strict=True):
-            op = program.ops[op_id]
-            for key, value in zip(task.makes, op.results, strict=True):
-                if key in keys:
-                    yield value
 
 
 def in_vain(error: InfeasiblePlanError) -> InfeasiblePlanError:

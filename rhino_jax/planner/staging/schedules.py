@@ -15,10 +15,9 @@ from rhino_jax.pipeline.schedules.searched import SEARCHED, fastest, searched
 from rhino_jax.pipeline.simulator import check_memory, simulate
 from rhino_jax.pipeline.tasks import Schedule
 from rhino_jax.pipeline.work import FORWARD_ONLY, StepWork, work_of
-from rhino_jax.plan.stages import Pipeline, StageCost
+from rhino_jax.plan.stages import Pipeline
 from rhino_jax.planner.decision import MIN_GAIN, Decision
 from rhino_jax.planner.meshes import AUTO
-from rhino_jax.units import format_seconds
 
 
 WHOLE = tuple(name for name, family in FAMILIES.items() if family.is_whole)
@@ -142,7 +141,19 @@ def compare(works: Sequence[StepWork], schedule: str) -> list[EstimatedSchedule]
             fits = True
         again_s = math.inf
         if not fits and not built.is_split:
-            again_s = simulate(FAMILIES[name].build(_recomputed(free))).step_time_s
+            # Forward passes run again in backward passes.
+            chunks = (
+                replace(
+                    chunk,
+                    costs=tuple(
+                        replace(c, backward_s=c.forward_s + c.backward_s)
+                        for c in chunk.costs
+                    ),
+                )
+                for chunk in free.chunks
+            )
+            again = replace(free, chunks=tuple(chunks))
+            again_s = simulate(FAMILIES[name].build(again)).step_time_s
         return EstimatedSchedule(
             cut,
             name,
@@ -182,16 +193,6 @@ def flights_of(schedule: Schedule, chunks: int) -> tuple[int, ...]:
     return tuple(-(-count // (chunks // len(found))) for count in found)
 
 
-def _recomputed(work: StepWork) -> StepWork:
-    """Return the work with forward passes that run again in backward passes."""
-
-    def cost(of: StageCost) -> StageCost:
-        return replace(of, backward_s=of.forward_s + of.backward_s)
-
-    chunks = (replace(c, costs=tuple(map(cost, c.costs))) for c in work.chunks)
-    return replace(work, chunks=tuple(chunks))
-
-
 def settle(pipeline: Pipeline, schedule: str, limit_bytes: float) -> Pipeline:
     """Return a pipeline with known costs in its final schedule.
 
@@ -218,19 +219,3 @@ def settle(pipeline: Pipeline, schedule: str, limit_bytes: float) -> Pipeline:
     is_clear = best.step_time_s < (1 - MIN_GAIN) * usual_s
     name = best.schedule.name if is_clear else USUAL
     return replace(pipeline, schedule=name)
-
-
-def note_on(
-    candidates: Sequence[EstimatedSchedule], works: Sequence[StepWork], taken: str
-) -> str:
-    """Return a note on the schedules that were compared."""
-    best: dict[str, EstimatedSchedule] = {}
-    for candidate in sorted(candidates, key=lambda w: (not w.fits, w.step_time_s)):
-        best.setdefault(candidate.name, candidate)
-    texts = [
-        f"{name} {format_seconds(candidate.step_time_s)}"
-        f" (m = {works[candidate.cut].micro_batches}"
-        f"{'' if candidate.fits else ', does not fit'})"
-        for name, candidate in best.items()
-    ]
-    return f"schedules by estimated step: {', '.join(texts)}; taken: {taken}."

@@ -12,7 +12,7 @@ a step that has to beat another plan are here, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -131,21 +131,6 @@ class SubmeshSearches:
         if key not in self.known:
             self.known[key] = find(program, [mesh_axes], target, request)
         return self.known[key]
-
-    def of_plan(
-        self, found: SearchResult, keeps_stacks: bool, ask: Callable[[], Chosen | None]
-    ) -> Chosen | None:
-        """Return the values to recompute under a plan, once for equivalent submeshes.
-
-        Args:
-          found: the plan of the submesh.
-          keeps_stacks: whether stacked residuals stay.
-          ask: chooses the values.
-        """
-        key = found, keeps_stacks
-        if key not in self.faster:
-            self.faster[key] = ask()
-        return self.faster[key]
 
 
 def _without_names(program: Program) -> Program:

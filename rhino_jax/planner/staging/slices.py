@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from rhino_jax.errors import ScheduleError
-from rhino_jax.ir.program import Program
 from rhino_jax.passes.sequence_slices.sliced import sequence_length, sliced
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.sides import Sides, sides_of
@@ -86,13 +85,6 @@ def _share(done: Sequence[float], half: int, length: int) -> float:
     return float(pairs / (alone + pairs)) if alone + pairs else 0.0
 
 
-def _work(program: Program, op_id: int) -> float:
-    """Return an op's FLOPs with its regions; where 0, the bytes of its results."""
-    op = program.ops[op_id]
-    made = sum(program.values[v].bytes for v in op.results)
-    return program.flops_of(op) or float(made)
-
-
 @dataclass(frozen=True, eq=False)
 class Slicing:
     """A step that is cut into stages, to run in sequence slices.
@@ -138,7 +130,11 @@ class Slicing:
             program.body.ops, two.source, two.slice_of, strict=True
         ):
             if source is not None and at is not None:
-                done.setdefault(source, [0.0, 0.0])[at] += _work(program, op_id)
+                op = program.ops[op_id]
+                # Its FLOPs; where 0, the bytes of its results.
+                made = sum(program.values[v].bytes for v in op.results)
+                work = program.flops_of(op) or float(made)
+                done.setdefault(source, [0.0, 0.0])[at] += work
         # Equation → share of its work that grows with pairs of tokens.
         pairs = {i: _share(of, half, self.length) for i, of in done.items()}
         part_of = dict(zip(sides.forward, self.stages, strict=True))

@@ -9,21 +9,19 @@ gathered.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from rhino_jax.analysis.graph import NodeKind
-from rhino_jax.errors import PinError
 from rhino_jax.ir.spec import Spec, share_of, without
 from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKey, ValueKind
 from rhino_jax.plan.stages import Between, Pipeline, StageCost, StageHop
 from rhino_jax.planner.decision import MIN_GAIN
 from rhino_jax.planner.search.carried import costs_given
-from rhino_jax.planner.staging.planned import PlannedGroup, Refused
+from rhino_jax.planner.staging.planned import PlannedGroup
 from rhino_jax.planner.staging.shapes import GroupMeshes
 
 
@@ -182,24 +180,6 @@ class GroupCrossing:
         ends = {s.key for s in self.step.sends if self.group in (s.source, s.target)}
         free = (k for k in ends if k.kind is ValueKind.INSIDE and k not in self.known)
         return sorted(free)
-
-    def planned(
-        self,
-        group: PlannedGroup,
-        plan: Callable[[Mapping[ValueKey, Spec], PlannedGroup], PlannedGroup],
-    ) -> PlannedGroup:
-        """Return the submesh as it is, or with other specs of exchanged values where
-        that is faster.
-
-        Args:
-          group: the submesh, planned by the time of its own devices.
-          plan: plans it again with specs of some of the values.
-        """
-        if not (specs := self.cheaper(group)):
-            return group
-        with suppress(Refused, PinError):
-            return min(group, plan(specs, group), key=self.seconds)
-        return group
 
     def seconds(self, group: PlannedGroup) -> float:
         """Return the predicted step of a submesh, and the seconds of its transfers."""

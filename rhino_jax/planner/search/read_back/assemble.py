@@ -96,12 +96,10 @@ def _by_hand(program: Program, mesh_axes: tuple[tuple[str, int], ...]) -> list[s
     return list(dict.fromkeys(notes))
 
 
-def explain(
-    mesh_problem: MeshProblem, request: Request, program: Program
-) -> InfeasiblePlanError:
+def explain(mesh_problem: MeshProblem, request: Request) -> InfeasiblePlanError:
     """Return the error to raise where no choice fits the budget."""
     model = mesh_problem.model
-    problem = model.problem
+    problem, program = model.problem, model.graph.program
     labels = minimum_memory(mesh_problem)
     peak = problem.peak(labels)
     axes = ", ".join(f"{a.name}={a.size}" for a in model.mesh.axes)
@@ -110,8 +108,31 @@ def explain(
         f"{h.what} {format_bytes(h.bytes)}" + (f" ({h.place})" if h.place else "")
         for h in held
     )
-    budget = request.budget_text
-    culprits, fixes = _costly_pins(model, request, peak)
+    # The pins that raise the smallest peak, costliest first. Narrowed models have too
+    # many options to try every pin.
+    pinned: dict[str, set[int]] = defaultdict(set)
+    graph, names = model.graph, model.mesh.names
+    for node in graph.nodes:
+        if node.kind is NodeKind.INPUT and node.slot in request.pins:
+            path = program.inputs[node.slot].path
+            spec = format_spec(request.pins[node.slot], names)
+            pinned[f"pin {path} = {spec}"].add(node.id)
+    for value, pin in request.value_pins.items():
+        if (port := graph.held.get(value)) is not None:
+            pinned[f"pin {pin.key} = {format_spec(pin.spec, names)}"].add(port.node)
+    is_tried = request.names_pins and not model.is_narrowed
+    culprits: list[tuple[float, str]] = []
+    for name, nodes in [*pinned.items()][: LIMITS.most_pins] if is_tried else ():
+        others = {n: p for n, p in model.builder.pinned.items() if n not in nodes}
+        freer = build_model(model.analysis, model.mesh, others, problem.limit).problem
+        without = freer.peak(minimum_peak(freer))
+        if without < 0.999 * peak:
+            culprits.append((without, name))
+    culprits.sort()
+    fixes = [
+        f"drop the {name} (smallest peak then {format_bytes(without)})"
+        for without, name in culprits[:1]
+    ]
     if model.is_narrowed:
         fixes.append(
             "give a mesh of at most two axes (on this one, only options near to plans"
@@ -124,7 +145,7 @@ def explain(
     ]
     return InfeasiblePlanError(
         f"`{program.name}`: no plan fits the memory budget on mesh ({axes}).",
-        where="; ".join([*culprits, budget]),
+        where="; ".join([*(name for _, name in culprits), request.budget_text]),
         numbers=(
             f"smallest peak found {format_bytes(peak)} of"
             f" {format_bytes(problem.limit)}, {format_bytes(peak - problem.limit)}"
@@ -133,43 +154,6 @@ def explain(
         fix="; or ".join(fixes) + ".",
         smallest_peak_bytes=least,
     )
-
-
-def _costly_pins(
-    model: MeshModel, request: Request, peak: float
-) -> tuple[list[str], list[str]]:
-    """Return the pins that raise the smallest peak, costliest first, and fixes."""
-    if model.is_narrowed or not request.names_pins:
-        return [], []  # Narrowed models have too many options to try every pin.
-    budget, pinned = model.problem.limit, model.builder.pinned
-    found: list[tuple[float, str]] = []
-    for name, nodes in list(_nodes_of_pins(model, request).items())[: LIMITS.most_pins]:
-        others = {n: pin for n, pin in pinned.items() if n not in nodes}
-        problem = build_model(model.analysis, model.mesh, others, budget).problem
-        without = problem.peak(minimum_peak(problem))
-        if without < 0.999 * peak:
-            found.append((without, name))
-    found.sort()
-    fixes = [
-        f"drop the {name} (smallest peak then {format_bytes(without)})"
-        for without, name in found[:1]
-    ]
-    return [name for _, name in found], fixes
-
-
-def _nodes_of_pins(model: MeshModel, request: Request) -> dict[str, set[int]]:
-    """Return the text of each pin → the nodes that it pins."""
-    graph, names = model.graph, model.mesh.names
-    found: dict[str, set[int]] = defaultdict(set)
-    for node in graph.nodes:
-        if node.kind is NodeKind.INPUT and node.slot in request.pins:
-            path = graph.program.inputs[node.slot].path
-            spec = format_spec(request.pins[node.slot], names)
-            found[f"pin {path} = {spec}"].add(node.id)
-    for value, pin in request.value_pins.items():
-        if (port := graph.held.get(value)) is not None:
-            found[f"pin {pin.key} = {format_spec(pin.spec, names)}"].add(port.node)
-    return found
 
 
 def assemble(
@@ -194,7 +178,7 @@ def assemble(
     model = mesh_problem.model
     program = model.graph.program
     if solution.labels is None:
-        raise explain(mesh_problem, request, program)
+        raise explain(mesh_problem, request)
     labels = solution.labels
     decisions = decisions_by(mesh_problem, labels, request)
     predicted, collectives, peak_time = costs_of(mesh_problem, labels)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from rhino_jax.analysis.equivalence import copied_slices
-from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind
+from rhino_jax.analysis.graph import Node, NodeKind
 from rhino_jax.cost.combine import combine_route
 from rhino_jax.hardware.lowering import LoweringPolicy
 from rhino_jax.ir.printer import format_type
@@ -61,9 +61,17 @@ def decisions_of(model: MeshModel, labels: Labels) -> Decisions:
         if reader.kind is NodeKind.OP:
             if is_new:
                 assert reader.op is not None
-                operands[reader.op.id, edge.operand] = wanted
-                if copies := _copies_before(graph, chosen, edge):
-                    through[reader.op.id, edge.operand] = copies
+                at = reader.op.id, edge.operand
+                operands[at] = wanted
+                # Shared copies that the op reads through.
+                copies: list[Spec] = []
+                while (node := graph.nodes[edge.source.node]).kind is NodeKind.COPY:
+                    copies.insert(0, chosen[node.id].results[0])
+                    (edge,) = graph.incoming[node.id]
+                befores = chosen[node.id].results[edge.source.result], *copies
+                pairs = zip(copies, befores, strict=False)
+                if new := tuple(s for s, before in pairs if s != before):
+                    through[at] = new
         elif site is None:
             continue
         elif site.kind == "output":
@@ -86,18 +94,6 @@ def decisions_of(model: MeshModel, labels: Labels) -> Decisions:
         through=through,
         lowering=model.mesh.lowering.routes,
     )
-
-
-def _copies_before(
-    graph: Graph, chosen: list[Strategy], edge: Edge
-) -> tuple[Spec, ...]:
-    """Return the specs of the shared copies that an op reads through, if new."""
-    found: list[Spec] = []
-    while (node := graph.nodes[edge.source.node]).kind is NodeKind.COPY:
-        found.insert(0, chosen[node.id].results[0])
-        (edge,) = graph.incoming[node.id]
-    befores = chosen[node.id].results[edge.source.result], *found
-    return tuple(s for s, before in zip(found, befores, strict=False) if s != before)
 
 
 def waypoints_of(

@@ -16,11 +16,10 @@ from functools import cached_property
 from rhino_jax.analysis.dim_classes import Element
 from rhino_jax.analysis.graph import Edge, Node, NodeKind, Port
 from rhino_jax.cost.reshard import ReshardStep
-from rhino_jax.ir.collectives import KINDS, PERMUTE
+from rhino_jax.ir.collectives import PERMUTE
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.printer import format_type
-from rhino_jax.ir.program import Op, Program
-from rhino_jax.ir.spec import Spec, format_spec
+from rhino_jax.ir.program import Op
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.build import MeshModel
 from rhino_jax.model.strategies import Strategy
@@ -55,19 +54,15 @@ class Reasons:
             return f"merges {op.name} of shards along {self._over(node, cut)}"
         summed = [f for f in range(len(op.rule.factors)) if op.rule.partial_results(f)]
         over = [f for f in cut if f in summed] or [f for f in summed if strategy.cut[f]]
-        how = f"{_reduction(op, over)} over {self._over(node, over)}"
+        reducers = [op.rule.factors[f].reducer or "sum" for f in over] or ["sum"]
+        how = {"prod": "product"}.get(reducers[0], reducers[0])
+        if op.traits.kind is OpKind.LOOKUP:
+            how = "look-up"
+        how = f"{how} over {self._over(node, over)}"
         gradient = self._gradient(node.ports[0])
         if gradient is not None:
             return f"{gradient}: {how}"
         return f"{how}, going backward" if _is_backward(op) else how
-
-    def of_edge(self, edge: Edge, step: ReshardStep, have: Spec, want: Spec) -> str:
-        """Explain a collective that reshards a value for one of its readers."""
-        names = self.model.mesh.names
-        return (
-            f"{KINDS[step.kind].reshards or step.kind} {self.name(edge.source)}:"
-            f" {format_spec(have, names)} → {format_spec(want, names)}"
-        )
 
     def name(self, port: Port) -> str:
         """Return the name of a port's value for users."""
@@ -99,7 +94,10 @@ class Reasons:
             before = graph.incoming[node.id]
             if node.kind is NodeKind.INPUT:
                 self._paths[first] = graph.program.inputs[node.slot].path
-            elif len(before) == 1 and _keeps_name(node):
+            elif len(before) == 1 and (
+                node.kind in (NodeKind.CONST, NodeKind.SLICE, NodeKind.COPY)
+                or (node.kind is NodeKind.OP and node.op and _moves_data_only(node.op))
+            ):
                 port = before[0].source
                 continue
             break
@@ -172,7 +170,9 @@ class Reasons:
 
     def _over(self, node: Node, factors: Sequence[int]) -> str:
         """Name the dims of some factors, as "the batch and dim 1 of tokens"."""
-        return _and(dict.fromkeys(self._dim(node, f) for f in factors))
+        words = dict.fromkeys(self._dim(node, f) for f in factors)
+        *first, last = words or ["its dims"]
+        return f"{', '.join(first)} and {last}" if first else last
 
     def _dim(self, node: Node, factor: int) -> str:
         model, op = self.model, node.op
@@ -186,7 +186,12 @@ class Reasons:
         if known:
             _, path, dim = max(known, key=lambda k: (k[1] in near, k[0]))
             return f"dim {dim} of {path}"
-        return _dim_of_operand(self.model.graph.program, op, factor)
+        for value, dims in zip(op.operands, op.rule.operands, strict=False):
+            for d, factors in enumerate(dims):
+                if factor in factors:
+                    whole = model.graph.program.values[value]
+                    return f"dim {d} of {format_type(whole)}"
+        return f"a dim of {op.rule.factors[factor].size:,}"
 
     @cached_property
     def _dims_of_inputs(self) -> dict[Element, list[tuple[bool, str, int]]]:
@@ -205,40 +210,9 @@ class Reasons:
         return found
 
 
-def _dim_of_operand(program: Program, op: Op, factor: int) -> str:
-    """Name a dim of an op's operand, as "dim 0 of f32[64,128]"."""
-    assert op.rule is not None
-    for value, dims in zip(op.operands, op.rule.operands, strict=False):
-        for d, factors in enumerate(dims):
-            if factor in factors:
-                return f"dim {d} of {format_type(program.values[value])}"
-    return f"a dim of {op.rule.factors[factor].size:,}"
-
-
-def _keeps_name(node: Node) -> bool:
-    """Whether a node's result still has the name of its operand."""
-    if node.kind is NodeKind.OP:
-        return node.op is not None and _moves_data_only(node.op)
-    return node.kind in (NodeKind.CONST, NodeKind.SLICE, NodeKind.COPY)
-
-
 def _moves_data_only(op: Op) -> bool:
     return op.is_fusible and op.traits.keeps_data
 
 
-def _reduction(op: Op, factors: Sequence[int]) -> str:
-    """Name the reduction of partial results over some factors, in a word."""
-    assert op.rule is not None
-    if op.traits.kind is OpKind.LOOKUP:
-        return "look-up"
-    reducers = [op.rule.factors[f].reducer or "sum" for f in factors]
-    return {"prod": "product"}.get(reducers[0], reducers[0]) if reducers else "sum"
-
-
 def _is_backward(op: Op) -> bool:
     return "transpose(" in op.source.name_stack
-
-
-def _and(words: Sequence[str] | dict[str, None]) -> str:
-    *first, last = words or ["its dims"]
-    return f"{', '.join(first)} and {last}" if first else last

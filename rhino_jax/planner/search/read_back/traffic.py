@@ -16,8 +16,7 @@ from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.hardware.mesh import size_of
 from rhino_jax.ir.collectives import ALL_REDUCE, KINDS, REDUCE_SCATTER
 from rhino_jax.ir.printer import format_type
-from rhino_jax.ir.program import Manual
-from rhino_jax.ir.spec import Spec, padding_of
+from rhino_jax.ir.spec import Spec, format_spec, padding_of
 from rhino_jax.model.build import MeshModel
 from rhino_jax.model.op_collectives import (
     is_rounded_halo,
@@ -231,7 +230,12 @@ class ChoiceTraffic:
             nodes = model.graph.nodes
             op = nodes[at.target].op or nodes[at.source.node].op
             have, want = model.spec(at.source, source), model.wanted(at, target)
-            reason = self._reasons.of_edge(at, step, have, want)
+            names = model.mesh.names
+            reason = (
+                f"{KINDS[step.kind].reshards or step.kind}"
+                f" {self._reasons.name(at.source)}:"
+                f" {format_spec(have, names)} → {format_spec(want, names)}"
+            )
             sent = sent_value(model.graph, at, model.mesh.lowering)
             is_rounded = sent != model.graph.program.values[at.value]
         per_run = wire_bytes(
@@ -239,7 +243,12 @@ class ChoiceTraffic:
         )
         line = "" if op is None else str(op.source)
         if op is not None and op.manual is not None and isinstance(at, Node):
-            line = _line_by_hand(op.manual, step) or line
+            sent_by_hand = step.kind, len(step.axes), step.local_bytes, step.runs
+            for c in op.manual.collectives:  # The user's line in a `shard_map`.
+                key = c.kind, len(c.axes), float(c.local_bytes), c.runs
+                if key == sent_by_hand:
+                    line = str(c.source)
+                    break
         return Collective(
             kind=step.kind,
             # In mesh order, as the compiler prints them: the order has no meaning.
@@ -252,15 +261,6 @@ class ChoiceTraffic:
             reason=reason,
             is_rounded=is_rounded,
         )
-
-
-def _line_by_hand(manual: Manual, step: ReshardStep) -> str:
-    """Return the user's line of a collective in a `shard_map`; empty: none matches."""
-    for c in manual.collectives:
-        have = c.kind, len(c.axes), float(c.local_bytes), c.runs
-        if have == (step.kind, len(step.axes), step.local_bytes, step.runs):
-            return str(c.source)
-    return ""
 
 
 def name_of(graph: Graph, port: Port, saved: Container[Port]) -> str:

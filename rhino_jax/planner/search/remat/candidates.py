@@ -24,7 +24,7 @@ from rhino_jax.planner.search.remat.choice import RematQuestion, RematRow, Rerun
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion, may_run_again
 from rhino_jax.rewrite.flatten import flatten
 from rhino_jax.solver.problem import Labels
-from rhino_jax.solver.remat.question import Question, SavedValue
+from rhino_jax.solver.remat.question import Question
 
 
 def candidates_of(solved: SolvedMesh, *, may_offload: bool = True) -> RematQuestion:
@@ -88,8 +88,18 @@ class ResidualReader:
             for r in rows
         )
         first = min((min(times) for times in uses.values() if times), default=0)
+        # The memory of all else, as maxima between the times of candidates.
+        profile = np.array(self.model.problem.profile(self.labels), dtype=float)
+        for row, c in zip(rows, found, strict=True):
+            if c.uses and self._is_in_memory(row.value):
+                profile[c.start : c.uses[-1] + 1] -= c.bytes
+        times = {0, *(c.start for c in found)}
+        times |= {t + d for c in found for t in c.uses for d in (0, 1)}
+        bounds = sorted(t for t in times if t < len(profile))
+        most = np.maximum.reduceat(np.maximum(profile, 0.0), bounds)
+        base = zip(bounds, np.ceil(most).astype(int).tolist(), strict=True)
         return RematQuestion(
-            Question(found, self._base(rows, found), first),
+            Question(found, tuple(base), first),
             tuple(row.value for row in rows),
             frozenset(sources),
             self._loops(rows),
@@ -319,21 +329,6 @@ class ResidualReader:
         if len(members) < 2:
             return None, 0
         return int(orbits[node]), int(np.searchsorted(members, node))
-
-    def _base(
-        self, rows: list[RematRow], found: tuple[SavedValue, ...]
-    ) -> tuple[tuple[int, int], ...]:
-        """Return the memory of all else, as maxima between the times of candidates."""
-        profile = np.array(self.model.problem.profile(self.labels), dtype=float)
-        for row, c in zip(rows, found, strict=True):
-            if c.uses and self._is_in_memory(row.value):
-                profile[c.start : c.uses[-1] + 1] -= c.bytes
-        profile = np.maximum(profile, 0.0)
-        times = {0, *(c.start for c in found)}
-        times |= {t + d for c in found for t in c.uses for d in (0, 1)}
-        bounds = sorted(t for t in times if t < len(profile))
-        most = np.maximum.reduceat(profile, bounds)
-        return tuple(zip(bounds, np.ceil(most).astype(int).tolist(), strict=True))
 
 
 def _above(value: int, rows: list[RematRow]) -> list[int]:

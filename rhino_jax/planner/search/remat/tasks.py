@@ -6,6 +6,7 @@ even if it would stay in registers in a single program.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -237,22 +238,18 @@ class AskingTasks(ResidualReader):
           outputs: values that the forward equations are for, other than recomputed
             ones.
         """
-        readers = self._early_readers(block)
-        needed, gone = {*outputs}, set[int]()
-        for k in reversed(lines):
-            makes = block.ops[k].results
-            read = {r for v in makes for r in readers.get(v, ())}
-            if needed.isdisjoint(makes) and read <= gone:
-                gone.add(k)
-        return sum(self._line_s(block.ops[k]) for k in gone)
-
-    def _early_readers(self, block: FlatRegion) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
+        readers: dict[int, set[int]] = defaultdict(set)  # in the forward pass
         is_top = block is self.block
         for k, line in enumerate(block.ops):
             for v in () if is_top and self.halves.is_late[k] else line.operands:
-                found.setdefault(v, []).append(k)
-        return found
+                readers[v].add(k)
+        needed, gone = {*outputs}, set[int]()
+        for k in reversed(lines):
+            makes = block.ops[k].results
+            read = set().union(*(readers[v] for v in makes))
+            if needed.isdisjoint(makes) and read <= gone:
+                gone.add(k)
+        return sum(self._line_s(block.ops[k]) for k in gone)
 
     def _carried(self, rows: list[RematRow]) -> list[RematRow]:
         return [*super()._carried(rows), *self._received(rows)]

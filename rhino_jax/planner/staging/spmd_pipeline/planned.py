@@ -232,7 +232,25 @@ def plan_in_one_program(
 
     by_count: Decision[int, VariantCandidate]
     by_count = Decision(make, (), lambda t: (step_s(t), t.peak_bytes))
-    for counts in _counts(stage):
+    microbatches, rounds = search.options.microbatches, list[list[int]]()
+    if isinstance(microbatches, int):
+        rounds = [[microbatches]]
+    else:
+        traced, per_microbatch = search.running, search.options.per_microbatch
+        most_loops = MicrobatchChoice(2).most_loops  # As for micro-batches on one mesh.
+        own = traced.closed_jaxpr, traced.program, per_microbatch
+        rows = batch_of(*own, most_loops).rows
+        rounds = [*counts_of(rows, stages, stages)]
+        if not rounds:
+            raise StageError(
+                f"no number of micro-batches is a multiple of {stages} stages, which"
+                " share what is in no layer.",
+                where="`stages=`",
+                numbers=f"a batch of {rows} rows",
+                fix=f"take a batch of a multiple of {stages} rows, or another"
+                " schedule.",
+            )
+    for counts in rounds:
         for count in filter(may_do, counts):
             by_count.plan(count)
         if any(t.found.fits for t in by_count.plans.values()):
@@ -265,27 +283,6 @@ def _name(of: VariantCandidate) -> str:
     """Return the name of a variant with its number of micro-batches."""
     count = f"{num_microbatches(of.search.transforms)} micro-batches"
     return f"{count}, {of.name}" if of.done else count
-
-
-def _counts(stage: StageSearch) -> list[list[int]]:
-    """Return the candidate numbers of micro-batches; see `counts_of`."""
-    options, stages = stage.search.options, stage.stages
-    if isinstance(options.microbatches, int):
-        return [[options.microbatches]]
-    traced = stage.search.running
-    program, places = traced.program, options.per_microbatch
-    most_loops = MicrobatchChoice(2).most_loops  # As for micro-batches on one mesh.
-    rows = batch_of(traced.closed_jaxpr, program, places, most_loops).rows
-    counts = [*counts_of(rows, stages, stages)]
-    if not counts:
-        raise StageError(
-            f"no number of micro-batches is a multiple of {stages} stages, which share"
-            " what is in no layer.",
-            where="`stages=`",
-            numbers=f"a batch of {rows} rows",
-            fix=f"take a batch of a multiple of {stages} rows, or another schedule.",
-        )
-    return counts
 
 
 def or_in_one_program(

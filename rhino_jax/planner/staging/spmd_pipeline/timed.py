@@ -9,7 +9,6 @@ ticks here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +26,7 @@ from rhino_jax.plan.stages import (
     StagePlan,
     StageSend,
 )
-from rhino_jax.planner.meshes import MeshAxes, own_mesh
+from rhino_jax.planner.meshes import MeshAxes, own_mesh, stage_devices
 from rhino_jax.planner.staging.shapes import with_regions
 
 
@@ -179,27 +178,22 @@ def stages_of(
       inputs: inputs of the plan of all stages.
       predicted: predictions for a step; each stage takes all of it.
     """
-    stages = axes[axis][1]
-    inner = math.prod(n for _, n in axes[axis + 1 :])
-    outer = math.prod(n for _, n in axes[:axis])
+    devices = stage_devices(axes, (1,) * axes[axis][1])
     (of_one,) = plan.stages
     depths = sorted({x.shape[0] for x in inputs if x.spec and axis in x.spec[0]})
     return tuple(
         replace(
             of_one,
             mesh_axes=own_mesh(axes, 1),
-            devices=tuple(
-                (o * stages + stage) * inner + i
-                for o in range(outer)
-                for i in range(inner)
-            ),
+            devices=tuple(own),
             predicted=predicted,
-            sends=tuple(_sends(pipeline, stage, outer * inner)),
+            sends=tuple(_sends(pipeline, stage, len(own))),
             layers=tuple(
-                (stage * n // stages, (stage + 1) * n // stages) for n in depths
+                (stage * n // len(devices), (stage + 1) * n // len(devices))
+                for n in depths
             ),
         )
-        for stage in range(stages)
+        for stage, own in enumerate(devices)
     )
 
 
