@@ -61,7 +61,7 @@ CODE_TOKENS = {
     "passes": 96_600,
     "pipeline": 32_300,
     "plan": 19_100,
-    "planner": 89_400,
+    "planner": 88_900,
     "recipes": 4_100,
     "rewrite": 6_600,
     "runtime": 49_600,

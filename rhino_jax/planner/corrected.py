@@ -15,6 +15,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from rhino_jax.cost.corrections import (
     NO_CORRECTIONS,
     CostCorrections,
@@ -131,8 +133,26 @@ def corrected_plan(search: Search, plan_by: Callable[[Search], PlanData]) -> Pla
     )
     # The plan that is taken is predicted as it compiled.
     known = mine.preferred_to(search.request.corrections)
-    plan, note = with_corrections(best.plan, known)
-    note += f" It compiles to {format_seconds(compiled.compiled_s)}."
+    before, after = (_repriced(best.plan.origin, c) for c in (NO_CORRECTIONS, known))
+    # Where options differ, the plan is predicted as it was planned.
+    plan, without = replace(best.plan, corrections=known), ""
+    if before is not None:
+        without = f" was predicted at {format_seconds(before.found.step_s)} before, and"
+    if after is not None:
+        made = after.search.plan(after.found)
+        changed = ("predicted", "collectives", "search", "line_times", "timeline")
+        plan = replace(
+            plan,
+            **{name: getattr(made, name) for name in (*changed, "stages")},
+            lines={**plan.lines, **made.lines},
+            recipes=after.recipes.found.recipes(),
+            origin=after,
+        )
+    step = format_seconds(plan.predicted.step_time_s)
+    note = (
+        f"costs are corrected by {known}: the step{without} is {step} now. It compiles"
+        f" to {format_seconds(compiled.compiled_s)}."
+    )
     return replace(
         plan,
         memory_budget_bytes=budget,
@@ -196,8 +216,7 @@ def measured(
 
 
 def _within(factor: float) -> float:
-    least, most = _LIMITS
-    return min(max(factor, least), most)
+    return float(np.clip(factor, *_LIMITS))
 
 
 def _communication(
@@ -225,36 +244,7 @@ def _communication(
         factor = min(factor, (exposed_s + copies_s) / waits_s)
     larger_s = max(exposed_s, waits_s - copies_s)
     trust = larger_s / (larger_s + 10 * _SMALL * compiled.step_time_s)
-    return float(_within(factor) ** trust)
-
-
-def with_corrections(
-    plan: PlanData, corrections: CostCorrections
-) -> tuple[PlanData, str]:
-    """Return the plan with its costs corrected, and a note on its predictions without
-    and with corrections."""
-    solved: Solved = plan.origin
-    before, after = (
-        _repriced(solved, known) for known in (NO_CORRECTIONS, corrections)
-    )
-    # Where options differ, the plan is predicted as it was planned.
-    plan = replace(plan, corrections=corrections)
-    without = ""
-    if before is not None:
-        without = f" was predicted at {format_seconds(before.found.step_s)} before, and"
-    if after is not None:
-        made = after.search.plan(after.found)
-        changed = ("predicted", "collectives", "search", "line_times", "timeline")
-        plan = replace(
-            plan,
-            **{name: getattr(made, name) for name in (*changed, "stages")},
-            lines={**plan.lines, **made.lines},
-            recipes=after.recipes.found.recipes(),
-            origin=after,
-        )
-    step = format_seconds(plan.predicted.step_time_s)
-    note = f"costs are corrected by {corrections}: the step{without} is {step} now."
-    return plan, note
+    return _within(factor) ** trust
 
 
 def _repriced(solved: Solved, corrections: CostCorrections) -> Solved | None:

@@ -163,10 +163,8 @@ class Decision(Generic[Option, Result]):
           Exception: of the option that was left last, where there is no result.
         """
         best = self.fastest()
-        if self.first not in self.plans or math.isinf(self.enough_s):
-            return best
-        is_clear = self.rank(best)[0] < self.enough_s
-        return best if is_clear else self.plans[self.first]
+        is_clear = self.rank(best)[0] < self.enough_s or math.isinf(self.enough_s)
+        return best if is_clear or self.first is None else self.plans[self.first]
 
     def seconds(self, option: Option) -> float:
         """Plan an option; return its step in seconds, or a lower bound where it is
@@ -191,5 +189,4 @@ def noted(plan: PlanData, *notes: str) -> PlanData:
 
 def row_of(name: str, plan: PlanData, *, is_chosen: bool = False) -> Variant:
     """Return the row of a plan in the table of variants."""
-    cost = plan.predicted
-    return Variant(name, cost.step_time_s, cost.peak_bytes, is_chosen)
+    return Variant(name, step_s_of(plan), plan.predicted.peak_bytes, is_chosen)

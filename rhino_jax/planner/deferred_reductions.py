@@ -151,10 +151,22 @@ def with_deferred_reductions(written: VariantCandidate) -> VariantCandidate:
         return found if found is not None and found.found.fits else None
 
     plan(sites_of(program, brief.found, search.target))
-    supposed = plan(accumulated(program, [math.prod(sizes)]))
+    count = math.prod(sizes)
+    supposed = plan(accumulated(program, [count]))
     if supposed is not None:
-        used = _axes_of_pieces(supposed, math.prod(sizes))
-        if 0 < math.prod(sizes[a] for a in used) < math.prod(sizes):
+        # The mesh axes that shard most of the partial sums stacked in `count` parts, by
+        # bytes.
+        weights: Counter[tuple[int, ...]] = Counter()
+        again = supposed.search.running.program
+        specs = supposed.found.decisions().values
+        for op in again.ops:
+            value = again.values[op.operands[0]] if op.operands else None
+            is_sum = op.traits.kind is OpKind.REDUCTION
+            if is_sum and value and value.rank and value.shape[0] == count:
+                if spec := specs.get(value.id):
+                    weights[tuple(sorted(spec[0]))] += value.bytes
+        used = weights.most_common(1)[0][0] if weights else ()
+        if 0 < math.prod(sizes[a] for a in used) < count:
             plan(accumulated(program, [sizes[a] for a in used]))
     # What level "fast" takes is searched in any case, so that no level is worse.
     taken = [variants.taken()]
@@ -163,19 +175,3 @@ def with_deferred_reductions(written: VariantCandidate) -> VariantCandidate:
         taken.append(variants.taken())
     further = [one.again() for one in dict.fromkeys(taken) if one is not brief]
     return min([written, *further], key=lambda one: one.step_s)
-
-
-def _axes_of_pieces(variant: VariantCandidate, count: int) -> tuple[int, ...]:
-    """Return the mesh axes that shard most of the partial sums stacked in `count`
-    parts, by bytes."""
-    weights: Counter[tuple[int, ...]] = Counter()
-    program = variant.search.running.program
-    values, held = program.values, variant.found.decisions().values
-    for op in program.ops:
-        value = values[op.operands[0]] if op.operands else None
-        is_sum = op.traits.kind is OpKind.REDUCTION
-        if is_sum and value and value.rank and value.shape[0] == count:
-            spec = held.get(value.id)
-            if spec:
-                weights[tuple(sorted(spec[0]))] += value.bytes
-    return weights.most_common(1)[0][0] if weights else ()

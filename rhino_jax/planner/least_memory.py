@@ -20,14 +20,12 @@ from rhino_jax.errors import (
 from rhino_jax.ir.transform import MICROBATCHES, RECOMPUTE, UN_REMAT, Transform
 from rhino_jax.passes.apply import PASSES
 from rhino_jax.passes.microbatch import may_cut
-from rhino_jax.passes.program_pass import Gain, Trial, TrialKind
+from rhino_jax.passes.program_pass import Gain, TrialKind
 from rhino_jax.planner.decision import AUTO
 from rhino_jax.planner.remat import as_pass
-from rhino_jax.planner.search.driver import (
-    find_minimum_memory,
-    refused,
-)
+from rhino_jax.planner.search.driver import find_minimum_memory
 from rhino_jax.planner.search.found import SearchResult
+from rhino_jax.planner.search.records import SolvedMesh
 from rhino_jax.planner.search.remat.candidates import candidates_of
 from rhino_jax.planner.search.remat.choice import smallest_peak
 from rhino_jax.planner.variant_search import (
@@ -89,8 +87,8 @@ class LeastMemory(Variants):
 
     def _each(self) -> Iterator[None]:
         """Plan the variants, with pauses."""
-        written = self.variant("baseline", ())
-        assert written is not None
+        self.variant("baseline", ())
+        written = self.fastest()
         yield
         self.meshes = written.found.meshes[:MAX_MESHES]
         for done in self._recomputed(written):
@@ -99,9 +97,19 @@ class LeastMemory(Variants):
             if before == len(self.plans) and done:
                 self.variant(_name(done), done)
             yield
+        # The best variant so far with the last choice of a pass, such as a loss in the
+        # most chunks.
         for each, trial in trials(TrialKind.WHILE_BETTER):
-            if trial.gain is Gain.MEMORY:
-                self._try_last(each.name, trial)
+            best, label = self.fastest(), trial.label
+            cuts = [t for t in best.search.transforms if t.name == MICROBATCHES]
+            chunks = self.search.tries(each.name, best.peak_bytes)[-1:]
+            if trial.gain is not Gain.MEMORY or not chunks:
+                continue
+            kept = self.variant(label(*chunks), chunks)
+            least = () if kept is None else self._least_of(kept)
+            if kept is not None and (cuts or least):
+                done = (*chunks, *least, *cuts)
+                self.variant(f"{_name(done)}, {label(*chunks)}", done)
 
     def _recomputed(self, written: VariantCandidate) -> Iterator[Passes]:
         """Yield passes without micro-batches: none, and remat that saves least."""
@@ -138,21 +146,6 @@ class LeastMemory(Variants):
                 return
             yield
             last = cut.peak_bytes
-
-    def _try_last(self, name: str, trial: Trial) -> None:
-        """Try the best variant so far with the last choice of a pass, such as a loss in
-        the most chunks."""
-        best = self.fastest()
-        cuts = [t for t in best.search.transforms if t.name == MICROBATCHES]
-        for chunks in self.search.tries(name, best.peak_bytes)[-1:]:
-            label = trial.label(chunks)
-            kept = self.variant(label, [chunks])
-            if kept is None:
-                return
-            least = self._least_of(kept)
-            if cuts or least:
-                done = (chunks, *least, *cuts)
-                self.variant(f"{_name(done)}, {label}", done)
 
     def freeing(self) -> list[str]:
         """Return the keyword by which sums are taken over each micro-batch, so that the
@@ -199,7 +192,11 @@ def error_of(least: LeastMemory) -> InfeasiblePlanError:
     further variants were refused and the keyword that allows them."""
     best = least.smallest()
     search = best.search
-    told = nothing_fits([replace(best, found=refused(best.found, search.request))])
+    one, request = best.found.best, search.request
+    nothing = replace(one.solution, labels=None, objective=math.inf)
+    refused = SolvedMesh(one.mesh_problem.within(request.memory_budget_bytes), nothing)
+    found = replace(best.found, solved=[refused], request=request)
+    told = nothing_fits([replace(best, found=found)])
     where, fixes = [told.where], list[str]()
     if least.refused is not None:
         couples = "; ".join(filter(None, [least.refused.where, least.refused.numbers]))

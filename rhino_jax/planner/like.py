@@ -17,7 +17,6 @@ from rhino_jax.ir.spec import Spec, axes_text
 from rhino_jax.ir.transform import Stored
 from rhino_jax.plan.kept import Part, reused_blocks, reused_specs, reused_stages
 from rhino_jax.plan.plan import AnyPlan, PlanData
-from rhino_jax.plan.resolved_pins import ResolvedPins
 from rhino_jax.runtime.meshes import axes_of_mesh, make_mesh
 from rhino_jax.runtime.sharded import ShardedFunction
 
@@ -95,11 +94,6 @@ class ReusedSpecs:
             specs={**reused_specs(other, program), **self.specs},
             stored={**stored, **self.stored},
         )
-
-    def beside(self, pins: ResolvedPins) -> ReusedSpecs:
-        """Return the specs without those of inputs that the user pins."""
-        left = {i: s for i, s in self.specs.items() if i not in pins.inputs}
-        return replace(self, specs=left)
 
     def reported_in(self, plan: AnyPlan, program: Program) -> AnyPlan:
         """Return the plan with a note on the fixed specs, and without their pins."""

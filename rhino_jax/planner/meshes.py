@@ -63,13 +63,37 @@ def places_of(
     """
     of_mesh = dict(axes or ()).get(STAGE_AXIS)
     if isinstance(asked, tuple):
-        _check_sizes(asked, devices, on_torus)
+        sizes = " + ".join(map(str, asked))
+        near = _near(asked, devices)
+        instead = f", as stages={near}" if near else ""
+        if sum(asked) != devices:
+            raise StageError(
+                f"stages of {sizes} devices do not use all devices.",
+                where="`stages=`",
+                numbers=f"{sizes} = {sum(asked)}, and there are {devices} devices",
+                fix=f"give sizes that sum up to {devices}{instead}, or a number of"
+                " equal stages.",
+            )
+        # libtpu 0.0.52 does not compile a reduce-scatter over 3, 5 or 6 of 8 chips, nor
+        # an all-reduce over 6:
+        # "total_device_count % num_participants_per_group == 0".
+        wrong = [size for size in dict.fromkeys(asked) if devices % size]
+        if on_torus and wrong:
+            raise StageError(
+                f"stages of {sizes} devices do not tile the topology: TPUs have"
+                " collectives in groups whose size divides the number of all devices.",
+                where="`stages=`",
+                numbers=f"{devices} devices, which "
+                + " and ".join(map(str, wrong))
+                + f" {'does' if len(wrong) == 1 else 'do'} not divide",
+                fix=f"take sizes of {_divisors(devices)}{instead}.",
+            )
         unit = math.gcd(*asked)
         places = tuple(size // unit for size in asked)
         of_mesh = (of_mesh or 1) if axes is not None else sum(places)
         if axes is not None and of_mesh % sum(places):
             raise StageError(
-                f"stages of {' + '.join(map(str, asked))} devices are no parts of the"
+                f"stages of {sizes} devices are no parts of the"
                 f" mesh along `{STAGE_AXIS}`.",
                 where="`stages=` and `mesh=`",
                 numbers=f"mesh {axes_text(axes)}",
@@ -90,33 +114,6 @@ def places_of(
         fix=f'give a mesh as {{"{STAGE_AXIS}": {asked}, "data": …}}, or none: rhino'
         " forms the submeshes.",
     )
-
-
-def _check_sizes(sizes: tuple[int, ...], devices: int, on_torus: bool) -> None:
-    asked = " + ".join(map(str, sizes))
-    near = _near(sizes, devices)
-    instead = f", as stages={near}" if near else ""
-    if sum(sizes) != devices:
-        raise StageError(
-            f"stages of {asked} devices do not use all devices.",
-            where="`stages=`",
-            numbers=f"{asked} = {sum(sizes)}, and there are {devices} devices",
-            fix=f"give sizes that sum up to {devices}{instead}, or a number of equal"
-            " stages.",
-        )
-    # libtpu 0.0.52 does not compile a reduce-scatter over 3, 5 or 6 of 8 chips, nor an
-    # all-reduce over 6: "total_device_count % num_participants_per_group == 0".
-    wrong = [size for size in dict.fromkeys(sizes) if devices % size]
-    if on_torus and wrong:
-        raise StageError(
-            f"stages of {asked} devices do not tile the topology: TPUs have collectives"
-            " in groups whose size divides the number of all devices.",
-            where="`stages=`",
-            numbers=f"{devices} devices, which "
-            + " and ".join(map(str, wrong))
-            + f" {'does' if len(wrong) == 1 else 'do'} not divide",
-            fix=f"take sizes of {_divisors(devices)}{instead}.",
-        )
 
 
 def _near(sizes: tuple[int, ...], devices: int) -> list[int]:
@@ -156,7 +153,10 @@ def candidates(
       StageError: the devices do not make equal submeshes.
     """
     if len(places) > 1:
-        return _staged(target, count, sum(places))
+        if count % sum(places):
+            raise _not_equal(count, sum(places))
+        of_stage = _all(target, count // sum(places))
+        return [((STAGE_AXIS, sum(places)), *axes) for axes in of_stage]
     by_hand = {op.manual.mesh_axes for op in traced.program.ops if op.manual}
     own = [axes for axes in by_hand if math.prod(n for _, n in axes) == count]
     if len(own) == 1:
@@ -171,17 +171,10 @@ def _all(target: Target, count: int) -> list[MeshAxes]:
     ]
 
 
-def _staged(target: Target, devices: int, places: int) -> list[MeshAxes]:
-    if devices % places:
-        raise _not_equal(devices, places)
-    own = _all(target, devices // places)
-    return [((STAGE_AXIS, places), *axes) for axes in own]
-
-
 def _not_equal(devices: int, places: int) -> StageError:
     counts = _divisors(devices)[1:]
     each, more = divmod(devices, places)
-    nearly_equal = [each + (stage < more) for stage in range(places)]
+    nearly_equal = [each + (stage < more) for stage in range(min(places, devices))]
     return StageError(
         f"{devices} devices do not make {brief(places)} equal stages.",
         where="`stages=`",

@@ -133,25 +133,20 @@ def notes_of_arguments(program: Program, plan: PlanData) -> tuple[str, ...]:
       program: the user's program.
       plan: its plan.
     """
-    return (*_not_donated(program, plan), *_uneven(program, plan))
-
-
-def _not_donated(program: Program, plan: PlanData) -> Iterator[str]:
-    """Yield a note on returned state that is not donated and so allocated twice."""
-    inputs = program.inputs
+    inputs, notes = program.inputs, list[str]()
     back = sorted({o.state_of for o in program.outputs if o.state_of is not None})
     kept = [i for i in back if not (inputs[i].is_donated or inputs[i].is_const)]
     leaves = [plan.inputs[i] for i in kept]
     total = sum(leaf.bytes_per_device for leaf in leaves)
-    if total <= LARGE_SHARE * plan.predicted.peak_bytes:
-        return
-    names = list(dict.fromkeys(keys_of(leaf.path)[0] for leaf in leaves))
-    yield (
-        f"{_listed(names)} {_verb(names, 'comes', 'come')} back and"
-        f" {_verb(names, 'is', 'are')} not donated: a device holds"
-        f" {format_bytes(total)} more. Give donate_argnums= or donate_argnames=, and"
-        " use what the step returns."
-    )
+    if total > LARGE_SHARE * plan.predicted.peak_bytes:
+        names = list(dict.fromkeys(keys_of(leaf.path)[0] for leaf in leaves))
+        notes.append(
+            f"{_listed(names)} {_verb(names, 'comes', 'come')} back and"
+            f" {_verb(names, 'is', 'are')} not donated: a device holds"
+            f" {format_bytes(total)} more. Give donate_argnums= or donate_argnames=,"
+            " and use what the step returns."
+        )
+    return (*notes, *_uneven(program, plan))
 
 
 def _uneven(program: Program, plan: PlanData) -> Iterator[str]:

@@ -251,7 +251,9 @@ class PlanOptions(DecisionOptions):
             meshes, pins = [axes], resolve_pins(pinned, traced.program, axes)
             check_devices(pinned, mesh)
             if basis is not None:
-                basis = basis.beside(pins)
+                # The user's pins come first.
+                left = {i: s for i, s in basis.specs.items() if i not in pins.inputs}
+                basis = replace(basis, specs=left)
                 pins = replace(pins, inputs={**basis.specs, **pins.inputs})
         else:
             meshes, pins = self.meshes_of(traced, target, pinned, places)
@@ -354,12 +356,7 @@ class PlanOptions(DecisionOptions):
             self.level,
             self.time_limit_s,
             self.seed,
-            self.microbatches,
-            self.recompute,
-            self.loops,
-            self.stages,
-            self.schedule,
-            self.per_microbatch,
+            *(getattr(self, f.name) for f in fields(DecisionOptions)),
         )
         if not self.refine:
             return asked

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rhino_jax.ir.transform import RECOMPUTE, Transform, num_microbatches
+from rhino_jax.ir.transform import RECOMPUTE, Transform
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.search.remat.candidates import candidates_of
 from rhino_jax.planner.search.remat.choice import Chosen, RematQuestion, ask
 from rhino_jax.planner.variant_search import VariantCandidate
 
@@ -88,24 +87,3 @@ class RematTries:
                 return
             yield found
             self.budget_bytes -= max(self.lacks_bytes, self.least_bytes)
-
-
-def tries_of_step(
-    wide: SearchResult, budget_bytes: float, cut: VariantCandidate | None
-) -> RematTries:
-    """Return the choices with which a step fits under the shardings of a plan.
-
-    Args:
-      wide: a plan that need not fit.
-      budget_bytes: the memory budget of one device.
-      cut: the program in the micro-batches that it will run in, which exceed the
-        budget as well; None: the whole batch at once.
-    """
-    solved = wide.best
-    within, runs = SHARES[0] * budget_bytes, 1
-    if cut is not None:
-        # One byte less in a micro-batch is `count` bytes less in the whole batch.
-        runs = num_microbatches(cut.done)
-        within = solved.solution.peak - runs * (cut.peak_bytes - within)
-    more = runs * (SHARES[0] - SHARES[1]) * budget_bytes
-    return RematTries(candidates_of(solved), within, more, len(SHARES))

@@ -190,34 +190,31 @@ class Search:
         Raises:
           InfeasiblePlanError: nothing fits.
         """
-        if self.refine:
-            plan = self._refined()
-        else:
-            plan = (found or self.find()).plan()
-        return self.told(plan)
-
-    def told(self, plan: PlanData) -> PlanData:
-        """Return the plan with the user's function's fingerprint and source lines."""
-        mine = fingerprint(self.traced.program, plan.mesh_axes)
-        program = apply_passes(self.traced, plan.transforms).program
-        return with_lines(replace(plan, fingerprint=mine), program)
-
-    def _refined(self) -> PlanData:
-        """Return the most promising plan that the compiler makes fastest."""
-        found = make_candidates(
+        if not self.refine:
+            return self.told((found or self.find()).plan())
+        # The most promising plan that the compiler makes fastest.
+        candidates = make_candidates(
             self.running.program,
             self.meshes,
             self.target,
             self.request,
             int(self.refine),
         )
-        return refine(
-            [self.placed(c) for c in found],
-            judge_of(self.traced, self.what, self.target),
-            self.request.whole_budget_bytes,
-            self._within,
-            self.request.deadline,
+        return self.told(
+            refine(
+                [self.placed(c) for c in candidates],
+                judge_of(self.traced, self.what, self.target),
+                self.request.whole_budget_bytes,
+                self._within,
+                self.request.deadline,
+            )
         )
+
+    def told(self, plan: PlanData) -> PlanData:
+        """Return the plan with the user's function's fingerprint and source lines."""
+        mine = fingerprint(self.traced.program, plan.mesh_axes)
+        program = apply_passes(self.traced, plan.transforms).program
+        return with_lines(replace(plan, fingerprint=mine), program)
 
     def placed(self, candidate: PlanCandidate) -> PlanCandidate:
         """Return the candidate on the user's mesh, where one was given."""

@@ -12,7 +12,8 @@ from rhino_jax.ir.transform import Transform, num_microbatches
 from rhino_jax.passes.apply import PASSES
 from rhino_jax.passes.program_pass import Gain, ProgramPass, Trial, TrialKind
 from rhino_jax.plan.records import Variant
-from rhino_jax.planner.remat import as_pass, tries_of_step, with_room
+from rhino_jax.planner.remat import SHARES, RematTries, as_pass, with_room
+from rhino_jax.planner.search.remat.candidates import candidates_of
 from rhino_jax.planner.search.remat.choice import SOME, Chosen
 from rhino_jax.planner.variant_search import VariantCandidate, Variants, nothing_fits
 
@@ -138,13 +139,19 @@ class Explorer(Variants):
             case TrialKind.SELECTED:
                 if kept is not written or written.found.is_bound_by_memory:
                     self._recompute(kept, trial)
-                    self._try_policies()
+                    # Estimates that no plan has calibrated are too rough to follow.
+                    is_known = any(t.name.startswith(SOME) for t in self.tried)
+                    rows = [*self.estimated.values()] if is_known else []
+                    for row, passes in sorted(rows, key=lambda e: e[0].step_time_s):
+                        if not self.may_win(row.step_time_s):
+                            break
+                        del self.estimated[row.name]
+                        self.variant(row.name, passes, must_win=True)
             case TrialKind.REPEATED:
                 if all(t.found.is_bound_by_memory for t in self.tried):
                     self._try_repeated(name, trial, kept)
             case _:
-                is_fast = not written.found.is_bound_by_memory
-                if trial.gain is not Gain.MEMORY or not is_fast:
+                if trial.gain is not Gain.MEMORY or written.found.is_bound_by_memory:
                     return self._try_while_better(name, trial, kept)
         return kept
 
@@ -174,17 +181,6 @@ class Explorer(Variants):
             return best
         done = [*kept.done, *(t for t in best.done if t not in kept.done)]
         return self.variant(", ".join([kept.name, *among(best.done)]), done) or kept
-
-    def _try_policies(self) -> None:
-        """Plan the estimated remat policies that may beat those planned so far."""
-        if not any(t.name.startswith(SOME) for t in self.tried):
-            return  # Estimates that no plan has calibrated are too rough to follow.
-        rows = self.estimated.values()
-        for row, done in sorted(rows, key=lambda e: e[0].step_time_s):
-            if not self.may_win(row.step_time_s):
-                return
-            del self.estimated[row.name]
-            self.variant(row.name, done, must_win=True)
 
     def _try_repeated(self, name: str, trial: Trial, kept: VariantCandidate) -> None:
         """Try more and more micro-batches, while that helps."""
@@ -244,7 +240,13 @@ class Explorer(Variants):
         budget = search.request.memory_budget_bytes
         tried: list[VariantCandidate] = []
         for wide in with_room(replace(kept, search=search)):
-            tries = tries_of_step(wide, budget, cut)
+            within = SHARES[0] * budget
+            if cut is not None:  # It has to fit in micro-batches.
+                # One byte less in a micro-batch is `count` bytes less in the batch.
+                within = wide.best.solution.peak - count * (cut.peak_bytes - within)
+            more = count * (SHARES[0] - SHARES[1]) * budget
+            question = candidates_of(wide.best)
+            tries = RematTries(question, within, more, len(SHARES))
             for every in tries:
                 best, applied = every[0], as_pass(every[0])
                 best_s = wide.step_s + best.answer.added_s

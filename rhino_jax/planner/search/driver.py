@@ -110,7 +110,7 @@ def find(
         mesh_problem = build_mesh_problem(analysis, different[0], within)
         starts = [] if within.has_recipes else first_choices(mesh_problem)
         is_like = like is not None and like.mesh_axes == tuple(different[0])
-        if like is not None and is_like:
+        if like and is_like:
             choice = carried(like.best, mesh_problem)
             starts = starts if choice is None else [choice, *starts]
         if is_like and is_estimate:
@@ -326,21 +326,3 @@ def find_minimum_memory(
     found.sort(key=lambda one: one.solution.peak)
     unlimited = replace(free, memory_budget_bytes=math.inf)
     return SearchResult(found, (), [], target, unlimited, started)
-
-
-def refused(found: SearchResult, request: Request) -> SearchResult:
-    """Return the result as one in which no plan fits, for its error.
-
-    Args:
-      found: a result of `find_minimum_memory`.
-      request: the request, with a memory budget below the smallest peak.
-    """
-    limit = request.memory_budget_bytes
-    solved = [
-        SolvedMesh(
-            one.mesh_problem.within(limit),
-            replace(one.solution, labels=None, objective=math.inf),
-        )
-        for one in found.solved[:1]
-    ]
-    return replace(found, solved=solved, request=request)

@@ -143,19 +143,6 @@ def climb(sizes: Decision[Places, PlanData], counts: list[int]) -> None:
             last = took
 
 
-def try_unequal(sizes: Decision[Places, PlanData]) -> None:
-    """Try unequal submeshes that may be clearly faster than the best equal ones."""
-    equal = [*sizes.plans.values()]
-    if not equal:
-        return
-    enough = (1 - MIN_GAIN) * sizes.fastest().predicted.step_time_s
-    ways = (
-        (p.predicted.step_time_s * evenness(p)[0], merged(p, enough)) for p in equal
-    )
-    for places in min((way for way in ways if way[1]), default=(0.0, []))[1]:
-        sizes.plan(places)
-
-
 def with_stages(
     on_one: PlanData | InfeasiblePlanError,
     search: Search,
@@ -201,7 +188,15 @@ def with_stages(
         if (times := times_done(on_one, flops)) > 1 + MIN_GAIN:
             why += f", devices do the work {times:.1f} times, to send less"
         others = on_one.variants or (row_of("one mesh", on_one, is_chosen=True),)
-    try_unequal(sizes)
+    # Unequal submeshes that may be clearly faster than the best equal ones.
+    equal, clear_s = [*sizes.plans.values()], math.inf
+    if equal:
+        clear_s = (1 - MIN_GAIN) * sizes.fastest().predicted.step_time_s
+    unequal = (
+        (p.predicted.step_time_s * evenness(p)[0], merged(p, clear_s)) for p in equal
+    )
+    for places in min((way for way in unequal if way[1]), default=(0.0, []))[1]:
+        sizes.plan(places)
     in_order = sorted({**sizes.plans, **sizes.left}, key=lambda of: (len(of), of))
     lines = ", ".join(f"{_groups(places)}: {sizes.text(places)}" for places in in_order)
     taken = on_one

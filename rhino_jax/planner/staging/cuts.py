@@ -129,8 +129,7 @@ class StagingRequest:
     @property
     def places(self) -> tuple[str, ...]:
         """Places where sums over the batch are taken over each micro-batch."""
-        places: tuple[str, ...] = self.search.options.per_microbatch
-        return places
+        return tuple(self.search.options.per_microbatch)
 
     @property
     def batch(self) -> MicrobatchCut:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rhino_jax.errors import PinError, nearest
-from rhino_jax.ir.op import Source
 from rhino_jax.ir.places import in_scope, known_places, on_line, path_glob
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.sides import Sides
@@ -100,7 +99,13 @@ def pinned_ops(
     for key, stage in pins.items():
         glob = path_glob(key)
         ops = {i for at, _, mine in reads if glob.match(paths[at]) for i in mine}
-        ops |= set(_inside(key, sides))
+        # Those on a line or in a scope.
+        line, scope, program = on_line(key), in_scope(key), sides.program
+        for i in sides.forward:
+            inside = program.within(program.ops[program.body.ops[i]])
+            lines = (op.source for op, _ in inside)
+            if any(line(x) if line else scope(x.scopes) is not None for x in lines):
+                ops.add(i)
         if not ops:
             places = known_places(of_step.program)
             if key in paths:
@@ -133,20 +138,6 @@ def pinned_ops(
         if count == 1 and end is None:
             found.setdefault(min(mine), stage)
     return found, chains
-
-
-def _inside(key: str, sides: Sides) -> Iterator[int]:
-    """Yield the forward ops on a line or in a scope."""
-    line, scope = on_line(key), in_scope(key)
-
-    def is_there(source: Source) -> bool:
-        return line(source) if line else scope(source.scopes) is not None
-
-    program = sides.program
-    for i in sides.forward:
-        op = program.ops[program.body.ops[i]]
-        if any(is_there(inner.source) for inner, _ in program.within(op)):
-            yield i
 
 
 def _pinned_twice(key: str, stage: int, other: str, already: int) -> PinError:

@@ -24,7 +24,7 @@ from rhino_jax.pipeline.of_plan import idle_stages
 from rhino_jax.pipeline.schedules.family import FAMILIES
 from rhino_jax.pipeline.schedules.sequence_slices import FEW, TOKEN_SLICES, slices_in
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.work import work_of
+from rhino_jax.pipeline.work import FORWARD_ONLY, work_of
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.decision import (
     MIN_GAIN,
@@ -126,7 +126,13 @@ def plan_stages(
     started = time.monotonic()
     options = search.options
     schedule, slices = slices_in(options.schedule)
-    schedules.check_runs(schedule)
+    if schedule not in (AUTO, *schedules.RUN, FORWARD_ONLY):
+        raise ScheduleError(
+            f"stages do not run by the schedule {schedule!r}.",
+            where="`schedule=`",
+            numbers=f"run: {', '.join(schedules.RUN)}",
+            fix='take one of these, or "auto".',
+        )
     traced = search.running
     split = partial(Unstacked.of, traced.closed_jaxpr, traced.program)
     copies_stacks = search.target.device.copies_stacks

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,8 +49,7 @@ from rhino_jax.runtime.tasks.programs import donated, held_bytes, held_specs
 from rhino_jax.units import format_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Usage:
+class _Usage(NamedTuple):
     """Memory of one value, or copy, under a choice.
 
     Attributes:
@@ -62,21 +62,6 @@ class _Usage:
     bytes: float
     start: int
     stop: int
-
-
-def _usages(found: SearchResult) -> list[_Usage]:
-    model, labels = found.best.model, found.best.labels
-    problem = model.problem
-    ports: list[int | None] = [port.id for port in held_ports(model.analysis)]
-    ports += [None] * (len(problem.node_usages) - len(ports))
-    usages = [
-        _Usage(port, float(u.usage[labels[u.node]]), u.start, u.stop)
-        for port, u in zip(ports, problem.node_usages, strict=True)
-    ]
-    for pair in problem.edge_usages:
-        amount = float(pair.usage[labels[pair.source], labels[pair.target]])
-        usages.append(_Usage(None, amount, pair.start, pair.stop))
-    return usages
 
 
 def _inside(
@@ -279,7 +264,17 @@ class PlannedGroup:
         """
         of, size_of = self.of, partial(self.bytes, step)
         holding = TaskResiduals.of(of.tasks, step.received(of.tasks[0].group))
-        usages = _usages(self.found)
+        model, labels = self.found.best.model, self.found.best.labels
+        problem = model.problem
+        ports: list[int | None] = [port.id for port in held_ports(model.analysis)]
+        ports += [None] * (len(problem.node_usages) - len(ports))
+        usages = [
+            _Usage(port, float(u.usage[labels[u.node]]), u.start, u.stop)
+            for port, u in zip(ports, problem.node_usages, strict=True)
+        ]
+        for pair in problem.edge_usages:
+            amount = float(pair.usage[labels[pair.source], labels[pair.target]])
+            usages.append(_Usage(None, amount, pair.start, pair.stop))
         in_place: set[ValueKey] = set()
         taken = []
         for task, op_id in zip(of.tasks, of.program.body.ops, strict=True):

@@ -14,7 +14,7 @@ from rhino_jax.pipeline.schedules.family import FAMILIES, Placement
 from rhino_jax.pipeline.schedules.searched import SEARCHED, fastest, searched
 from rhino_jax.pipeline.simulator import check_memory, simulate
 from rhino_jax.pipeline.tasks import Schedule
-from rhino_jax.pipeline.work import FORWARD_ONLY, StepWork, work_of
+from rhino_jax.pipeline.work import StepWork, work_of
 from rhino_jax.plan.stages import Pipeline
 from rhino_jax.planner.decision import MIN_GAIN, Decision
 from rhino_jax.planner.meshes import AUTO
@@ -81,22 +81,6 @@ class EstimatedSchedule:
         steps = 2.0 if self.name == SEARCHED else float(not self.is_usual)
         steps += math.log2(self.slices)
         return not self.fits, self.step_time_s * (1 + MIN_GAIN * steps)
-
-
-def check_runs(schedule: str) -> None:
-    """Refuse schedules that stages cannot run.
-
-    Raises:
-      ScheduleError: `schedule` is one.
-    """
-    if schedule in (AUTO, *RUN, FORWARD_ONLY):
-        return
-    raise ScheduleError(
-        f"stages do not run by the schedule {schedule!r}.",
-        where="`schedule=`",
-        numbers=f"run: {', '.join(RUN)}",
-        fix='take one of these, or "auto".',
-    )
 
 
 def may_split(schedule: str) -> bool:

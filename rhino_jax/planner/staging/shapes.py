@@ -87,8 +87,10 @@ def _op_of(graph: Graph, n: int) -> int:
 
 def with_regions(program: Program, seconds: Mapping[int, float], op_id: int) -> float:
     """Return the seconds of an op and of all ops in its regions."""
-    inside = program.within(program.ops[op_id])
-    return sum(seconds.get(op.id, 0.0) for op, _ in inside)
+    op = program.ops[op_id]
+    if op.call is None:
+        return seconds.get(op_id, 0.0)
+    return sum(seconds.get(inner.id, 0.0) for inner, _ in program.within(op))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

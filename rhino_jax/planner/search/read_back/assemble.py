@@ -37,7 +37,6 @@ from rhino_jax.plan.stages import StagePlan
 from rhino_jax.planner.search.folding import minimum_memory
 from rhino_jax.planner.search.read_back.extract import (
     decisions_of,
-    led_by_batch,
     line_times,
     live_at,
     predicted_of,
@@ -251,7 +250,12 @@ def decisions_by(
     if mesh_problem.density == "matmul":
         decisions = only_around_matmuls(model.graph.program, every)
     elif mesh_problem.density == "batch":
-        decisions = only_the_batch(model.graph.program, every, led_by_batch(model))
+        graph, roles, led = model.graph, model.analysis.roles, set[int]()
+        for value, port in graph.held.items():
+            dims = model.dim_classes.results(graph.nodes[port.node], port.result)
+            if dims and dims[0] in roles.batch:
+                led.add(value)
+        decisions = only_the_batch(graph.program, every, led)
     else:
         _, lanes = model.builder.target.device.tile or (0, 0)
         decisions = without_split_views(model.graph.program, every, lanes)

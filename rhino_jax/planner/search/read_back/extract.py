@@ -117,17 +117,6 @@ def waypoints_of(
     }
 
 
-def led_by_batch(model: MeshModel) -> frozenset[int]:
-    """Return the values whose leading dim is the batch."""
-    graph, dim_classes = model.graph, model.analysis.dim_classes
-    batch, found = model.analysis.roles.batch, set()
-    for value, port in graph.held.items():
-        dims = dim_classes.results(graph.nodes[port.node], port.result)
-        if dims and dims[0] in batch:
-            found.add(value)
-    return frozenset(found)
-
-
 def overlap_of(model: MeshModel) -> Overlap:
     """Return the problem with the share of its collectives that the target can hide."""
     device = model.builder.target.device

@@ -104,8 +104,10 @@ class ResidualReader:
             frozenset(sources),
             self._loops(rows),
             {
-                v: tuple(index[n] for n in (*needs, *_above(v, rows)) if n in index)
+                # Those that it is computed from, and those computed from it.
+                v: tuple(index[n] for n in (*needs, *above) if n in index)
                 for v, needs in followers.items()
+                for above in [[row.value for row in rows if v in row.makes]]
             },
             tuple(row.work for row in rows),
             self._together_s,
@@ -329,11 +331,6 @@ class ResidualReader:
         if len(members) < 2:
             return None, 0
         return int(orbits[node]), int(np.searchsorted(members, node))
-
-
-def _above(value: int, rows: list[RematRow]) -> list[int]:
-    """Return the candidates whose recomputation computes a value that is not stored."""
-    return [row.value for row in rows if value in row.makes]
 
 
 def _seconds(model: MeshModel, labels: Labels) -> np.ndarray:

@@ -47,8 +47,6 @@ from rhino_jax.planner.remat import EFFORT, SHARES, as_pass, with_room
 from rhino_jax.planner.search.remat.candidates import candidates_of
 from rhino_jax.planner.search.remat.choice import (
     NOTHING_SAVED,
-    Chosen,
-    RematQuestion,
     ask,
     variants,
 )
@@ -100,10 +98,10 @@ class Recompute(Variants):
 
     def _choose(self, written: VariantCandidate) -> None:
         """Plan variants that may be better than the user's step."""
-        all_kept = written
+        kept = written
         before = tuple(self.stage.search.choices(UN_REMAT))
         if before:
-            all_kept = self.variant("no remat", before) or written
+            kept = self.variant("no remat", before) or written
         brief = self.stage.of_step(before).on(written.found.mesh_axes)
         brief = brief.asking(level="fast")
         wide = next(with_room(VariantCandidate(brief, brief.find())), None)
@@ -114,52 +112,34 @@ class Recompute(Variants):
         if least is None or not least.choice.recompute:
             return
         again = self.variant(least.name, (*before, as_pass(least)))
-        if again is None:
+        if again is None or not again.found.fits:
             return
-        some = self._some(asked, all_kept, (least, again))
-        if some is not None:
-            self.variant(some.name, (*before, as_pass(some)))
-
-    def _some(
-        self,
-        asked: RematQuestion,
-        kept: VariantCandidate,
-        least: tuple[Chosen, VariantCandidate],
-    ) -> Chosen | None:
-        """Return the cheapest choice of residuals, if that may be better than the plans
-        so far: two plans give the cost of a stacked byte.
-
-        Args:
-          asked: the remat problem, in which stacking costs no time.
-          kept: the plan with all residuals saved.
-          least: the choice and the plan with none saved.
-        """
-        if not least[1].found.fits:
-            return None
-        # A stage runs its part of the layers, on ticks without a micro-batch too.
+        # The cheapest choice of residuals, if that may be better than the plans so far:
+        # two plans give the cost of a stacked byte. A stage runs its part of the
+        # layers, on ticks without a micro-batch too.
         stages = self.stage.stages
         share = (self.count + stages - 1) / (self.count * stages)
-        saved, least_bytes = asked.all_saved, asked.stacked_bytes(least[0].answer)
+        saved, least_bytes = asked.all_saved, asked.stacked_bytes(least.answer)
         more = asked.stacked_bytes(saved) - least_bytes
         free_s = kept.step_s
         if not kept.found.fits:  # Its step, were memory no limit.
             free_s = kept.again(level="fast", memory_budget_bytes=float(1 << 62)).step_s
-        saved_s = free_s - least[1].step_s
-        recomputed_s = least[0].answer.added_s - saved.added_s
-        per_byte_s = (saved_s / share + recomputed_s) / more if more else 0.0
+        recomputed_s = least.answer.added_s - saved.added_s
+        saved_s = (free_s - again.step_s) / share + recomputed_s
+        per_byte_s = saved_s / more if more else 0.0
         if per_byte_s <= 0:
-            return None
+            return
         budget = SHARES[0] * self.stage.search.request.memory_budget_bytes
-        room = (budget - least[1].peak_bytes) / share
-        limit = max(0.0, least[0].answer.peak_bytes + room)
+        room = (budget - again.peak_bytes) / share
+        limit = max(0.0, least.answer.peak_bytes + room)
         found = ask(asked.stacked_at(per_byte_s), limit, effort=EFFORT)
-        some = next((c for c in found if c.choice != least[0].choice), None)
+        some = next((c for c in found if c.choice != least.choice), None)
         if some is None:
-            return None
+            return
         copied_s = least_bytes * per_byte_s
-        more_s = some.answer.added_s - copied_s - least[0].answer.added_s
-        is_near = self.may_win(least[1].step_s + share * more_s)
-        return some if is_near else None
+        more_s = some.answer.added_s - copied_s - least.answer.added_s
+        if self.may_win(again.step_s + share * more_s):
+            self.variant(some.name, (*before, as_pass(some)))
 
 
 @dataclass(frozen=True, slots=True)

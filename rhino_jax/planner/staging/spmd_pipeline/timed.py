@@ -9,7 +9,7 @@ ticks here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rhino_jax.ir.collectives import KINDS, PERMUTE
@@ -187,7 +187,17 @@ def stages_of(
             mesh_axes=own_mesh(axes, 1),
             devices=tuple(own),
             predicted=predicted,
-            sends=tuple(_sends(pipeline, stage, len(own))),
+            sends=tuple(
+                StageSend(
+                    to,
+                    f"activations of layers in pass {i}, {pipeline.ticks} times",
+                    one.send_bytes * len(own) * pipeline.ticks,
+                    one.send_s * pipeline.ticks,
+                )
+                for i, one in enumerate(pipeline.passes)
+                for to in [stage - 1 if one.is_reversed else stage + 1]
+                if 0 <= to < len(pipeline.costs)
+            ),
             layers=tuple(
                 (stage * n // len(devices), (stage + 1) * n // len(devices))
                 for n in depths
@@ -195,15 +205,3 @@ def stages_of(
         )
         for stage, own in enumerate(devices)
     )
-
-
-def _sends(pipeline: Pipeline, stage: int, devices: int) -> Iterator[StageSend]:
-    for i, one in enumerate(pipeline.passes):
-        to = stage - 1 if one.is_reversed else stage + 1
-        if 0 <= to < len(pipeline.costs):
-            yield StageSend(
-                to,
-                f"activations of layers in pass {i}, {pipeline.ticks} times",
-                one.send_bytes * devices * pipeline.ticks,
-                one.send_s * pipeline.ticks,
-            )

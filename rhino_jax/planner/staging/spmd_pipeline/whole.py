@@ -18,7 +18,7 @@ from rhino_jax.errors import PinError
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.ir.collectives import KINDS, OF_PRIMITIVE, PERMUTE
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.spec import OpenSpec, Spec, format_spec, share_of, without
+from rhino_jax.ir.spec import Spec, format_spec, share_of, without
 from rhino_jax.ir.transform import ONE_PROGRAM, RECOMPUTE, Transform, chosen
 from rhino_jax.passes.microbatch import cut_in
 from rhino_jax.passes.remat.unremat import has_remat
@@ -75,7 +75,12 @@ class StageSearch:
             pins={i: without(s, [axis]) for i, s in request.pins.items()},
             output_pins={i: without(s, [axis]) for i, s in request.output_pins.items()},
             value_pins={
-                v: replace(p, spec=_without(p.spec, axis))
+                v: replace(
+                    p,
+                    spec=tuple(
+                        None if d is None else without((d,), [axis])[0] for d in p.spec
+                    ),
+                )
                 for v, p in request.value_pins.items()
             },
             has_recipes=False,
@@ -96,10 +101,6 @@ class StageSearch:
         """Return the mesh of all devices for the mesh of one stage."""
         every = self.search.meshes
         return every[[own_mesh(axes, 1) for axes in every].index(own)]
-
-
-def _without(spec: OpenSpec, axis: int) -> OpenSpec:
-    return tuple(None if d is None else without((d,), [axis])[0] for d in spec)
 
 
 @dataclass(frozen=True, eq=False)
