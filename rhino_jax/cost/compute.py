@@ -22,7 +22,9 @@ A TPU's matrix unit multiplies by a square of weights that lies in it. The reduc
 runs down its side, a free factor of one operand along the other side, and rows of the
 other operand stream through. Sides are padded to whole squares; a square that few rows
 stream through takes as long as its loading does. Products of two vectors, and products
-that sum nothing, are multiplied on the vector units instead.
+that sum nothing, are multiplied on the vector units instead. A convolution sums over
+the channels of its window's last dim at once; each position of the other dims is a
+product of its own, and so is each of a kernel's gradient.
 
 Source: Jouppi et al., "In-Datacenter Performance Analysis of a Tensor Processing Unit"
 (ISCA 2017), section 2. Against XLA:TPU's estimates of convolutions (libtpu 0.0.52):
@@ -32,6 +34,7 @@ Source: Jouppi et al., "In-Datacenter Performance Analysis of a Tensor Processin
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,13 +186,15 @@ class _Roles:
     """Roles of a product's factors, by position.
 
     Attributes:
-      summed: reducing factors.
+      summed: reducing factors that are summed at once.
+      taps: positions of a window that is not summed at once.
       left: parallel factors of the first operand alone.
       right: factors of the second operand alone.
       positions: positions of convolution windows.
     """
 
     summed: tuple[int, ...]
+    taps: tuple[int, ...]
     left: tuple[int, ...]
     right: tuple[int, ...]
     positions: tuple[int, ...]
@@ -215,9 +220,13 @@ def array_paddings(rule: Rule, pieces: np.ndarray, side: int) -> np.ndarray:
         for factors in (roles.left, roles.right, roles.summed, roles.positions)
     )
     rows = OBSERVED.least_rows * side
+    taps = shards[:, list(roles.taps)].prod(1)
     # If the weights lie in the array, window positions stream past them as rows; if
-    # the images do, each position is a product of its own.
-    along_right = padding(right, side) * np.maximum(1.0, rows / (left * positions))
+    # the images do, each position is a product of its own. A window with more taps
+    # than positions is an image: its few positions are those of a kernel.
+    is_kernel = (taps > positions) & (left >= OBSERVED.least_channels)
+    streamed = np.where(is_kernel, 1, positions)
+    along_right = padding(right, side) * np.maximum(1.0, rows / (left * streamed))
     along_left = padding(left, side) * np.maximum(1.0, rows / right)
     padded = padding(summed, side) * np.minimum(along_right, along_left)
     is_vector = (positions == 1) & ((summed == 1) | (left * right == 1))
@@ -243,4 +252,13 @@ def _roles(rule: Rule) -> _Roles:
             left.append(f)
         else:
             positions.append(f)
-    return _Roles(tuple(summed), tuple(left), tuple(right), tuple(positions))
+    taps = [f for f in summed if rule.factors[f].kind in _WINDOWS]
+    # Of few channels, and in groups, all taps are taken to be summed at once.
+    channels = math.prod(rule.factors[f].size for f in summed if f not in taps)
+    if channels < OBSERVED.least_channels or taken[0] & taken[1] & made:
+        taps = []
+    summed = [f for f in summed if f not in taps[:-1]]
+    return _Roles(*map(tuple, (summed, taps, left, right, positions)))
+
+
+_WINDOWS = FactorKind.HALO, FactorKind.WHOLE

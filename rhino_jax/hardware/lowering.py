@@ -104,6 +104,10 @@ class Observed:
       least_rows: rows that take a systolic array as long as loading one square of
         weights, over the square's side: 8x4096 by 4096x4096 takes 51 cycles per square
         of 128 on v5e, and 107 per square of 256 on v6e.
+      least_channels: channels of an image that XLA:TPU convolves with channels on the
+        lanes, one dim of the window at a time. Of bf16[32,32,32,c] with windows of 2x2
+        to 5x5, 16 to 256 channels take what whole squares do; 3 less (v5e, libtpu
+        0.0.52).
       longest_column: rows that one kernel of XLA:GPU sums: 32 rows of threads, 128
         elements each (`ReductionIsRaceFree` in reduction_utils.cc). Of norms over
         16,384 rows 128 partial sums remain, which a second kernel adds (jax 0.12.0.1).
@@ -133,6 +137,7 @@ class Observed:
     recompute_share: float = 1.1
     least_state: int = 4
     least_rows: float = 0.4
+    least_channels: int = 8
     longest_column: int = 4096
     longest_sum: int = 16_384
     shortest_sum: int = 16

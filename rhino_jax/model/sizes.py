@@ -87,10 +87,14 @@ class LocalSizes:
         pieces = [shards_per_dim(s, self.mesh_sizes) for s in self._specs(port)]
         return np.array([1 / math.prod(p) for p in pieces])[port.index]
 
-    def held_bytes(self, port: PortSpecs, value: Value) -> np.ndarray:
+    def held_bytes(
+        self, port: PortSpecs, value: Value, off_lanes: tuple[int, ...] | None = None
+    ) -> np.ndarray:
         """Return [options], the bytes that a value takes in one device's memory, with
-        the padding of uneven shards and of tiles."""
-        off_lanes = self.off_lanes.get(value.id, ())
+        the padding of uneven shards and of tiles; of its dims that never lie on lanes,
+        those that are given, or its own."""
+        if off_lanes is None:
+            off_lanes = self.off_lanes.get(value.id, ())
         key = port.key, value.shape, value.dtype, off_lanes
         found = self._held.get(key)
         if found is None:

@@ -14,7 +14,12 @@ fewer of them than rows in a table that they are written into.
 
 A convolution of an image with fewer channels than a tile has rows (a stem, a patch
 embedding), and its gradient by the kernel, read a copy with the batch on the lanes and
-the channels, padded to at least four, on the rows.
+the channels, padded to at least four, on the rows. Of other images that enter or leave
+the program there is a copy, too: they are stored with the batch outermost and the dims
+on the lanes that need the least padding, and convolved with channels on the lanes and
+the batch on the rows. A batch of fewer images than a tile has rows is folded together
+with positions of the windows (space to batch), where images enter, and taken apart
+where they leave.
 
 Complex arrays are two arrays of their parts, taken apart where the program starts, in a
 kernel each that reads the whole, and joined where it ends. A product is three products
@@ -36,6 +41,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from rhino_jax.analysis.dim_classes import window_dims
 from rhino_jax.analysis.graph import Node, NodeKind
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.cost.compute import op_s, padding
@@ -52,6 +58,12 @@ from rhino_jax.model.sizes import LocalSizes
 _APART, _JOINED = 3.0, 2.0
 """Bytes read and written over those of an array: two kernels read it and write a part
 each; one reads the parts and writes it."""
+
+_FOLDING = {NodeKind.INPUT: (2, 10), NodeKind.OUTPUT: (2, 6)}
+"""Times of folding an image into a batch, and of taking it apart, over a copy's: with
+one window dim, and with several. By XLA's estimates of one convolution on v5e both
+together are 3 to 4.5 of bf16[1 to 4,4096,64], 12 to 14 of [1 to 4,64,64,64], and 15 to
+16 of [1 to 4,16,32,32,64], whether one convolution follows another or not."""
 
 
 def with_loops_and_parts(
@@ -75,18 +87,21 @@ def with_loops_and_parts(
         is_complex = splits(values[node.value], device.lowering)
         is_window = device.loops_windows and _indexes(node)
         is_image = node.op is not None and bool(node.op.traits.channels)
-        if not (is_window or is_complex or is_image or node.id in repeats):
+        off = _convolved_dims(analysis, sizes, node)
+        if not (is_window or is_complex or is_image or off or node.id in repeats):
             continue
         own, is_state = options[node.id], node.slot in state
         # Inputs and outputs of other types share options.
         size = analysis.alike.types[node.value], analysis.alike.lanes[node.value]
-        key = id(own), node.kind, is_complex, is_state, node.id in repeats, *size
+        key = id(own), node.kind, is_complex, is_state, node.id in repeats, off, *size
         if key not in found:
             new = own
             if is_window:
                 new = _added(new, _indexed_s(analysis, sizes, node, own, is_complex))
             if is_image:
                 new = _added(new, _image_s(analysis, sizes, node, own))
+            if off:
+                new = _added(new, _border_s(analysis, sizes, node, own, off))
             if node.id in repeats:
                 read = item_bytes("float32") * own.flops
                 new = _added(new, op_s(analysis.target, 0.0 * read, read, "float32"))
@@ -115,7 +130,8 @@ def _image_s(
     dims = [f for dim in op.rule.operands[0] for f in dim]
     batch = [f for f in dims if f != channel and factors[f].kind is not FactorKind.HALO]
     none = np.zeros(len(own.cost_s))
-    if channel not in dims or factors[channel].size >= rows or len(batch) != 1:
+    few = OBSERVED.least_channels
+    if channel not in dims or factors[channel].size >= few or len(batch) != 1:
         return none
     image = analysis.graph.program.values[op.operands[0]]
     cut = [shards_per_dim(s.cut, sizes.mesh_sizes)[batch[0]] for s in own.strategies]
@@ -123,6 +139,47 @@ def _image_s(
     padded = padding(size, lanes) * padding(factors[channel].size, rows // 2)
     traffic = (1 + padded) * sizes.held_bytes(own.ins[0], image)
     return op_s(analysis.target, none, traffic, "float32")
+
+
+def _border_s(
+    analysis: ProgramAnalysis,
+    sizes: LocalSizes,
+    node: Node,
+    own: Options,
+    off: tuple[int, ...],
+) -> np.ndarray:
+    """Return [options], the seconds of copying an image from the order in which a
+    program stores it to that in which it is convolved, or back."""
+    value, port = analysis.graph.program.values[node.value], own.ins[0]
+    batch = min(d for d in range(value.rank) if d not in off)
+    cut = np.array(
+        [shards_per_dim(s.operands[0], sizes.mesh_sizes)[batch] for s in own.strategies]
+    )
+    is_folded = -(-value.shape[batch] // cut) < analysis.target.device.tile[0]
+    copies = np.where(is_folded, _FOLDING[node.kind][len(off) > 1], 1)
+    traffic = sizes.held_bytes(port, value, ()) + sizes.held_bytes(port, value, off)
+    traffic = copies * traffic
+    return op_s(analysis.target, 0.0 * traffic, traffic, "float32")
+
+
+def _convolved_dims(
+    analysis: ProgramAnalysis, sizes: LocalSizes, node: Node
+) -> tuple[int, ...]:
+    """Return the window dims of an image with channels that enters the program for a
+    convolution, or leaves it as one makes it; else none."""
+    graph, values = analysis.graph, analysis.graph.program.values
+    if node.kind is NodeKind.OUTPUT:
+        off = sizes.off_lanes.get(node.value, ())
+        return off if len(off) == values[node.value].rank - 2 else ()
+    for edge in graph.outgoing[node.id] if node.kind is NodeKind.INPUT else ():
+        op = graph.nodes[edge.target].op
+        if op is None or edge.operand or op.traits.kind is not OpKind.CONVOLUTION:
+            continue
+        assert op.rule is not None
+        channels = op.rule.factors[op.traits.channels[0] or 0].size
+        if channels >= OBSERVED.least_channels:
+            return window_dims(op.rule.operands[0], op.rule)
+    return ()
 
 
 def _find_repeats(analysis: ProgramAnalysis) -> set[int]:

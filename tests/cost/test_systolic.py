@@ -52,7 +52,7 @@ def whole(rule: Rule, side: int = 128) -> float:
         # Two vectors, and a product that sums nothing, are for the vector units.
         (dot(1, 4096, 1, batch=64), 1),
         (dot(64, 1, 64, batch=4096), 1),
-        # Taps are summed over with the channels, and positions are rows.
+        # Of one window dim taps are summed with the channels, and positions are rows.
         (conv(8, 256, 4, 64, 16), 8),
         (conv(8, 256, 4, 16, 128), 2),
         # The batch in the array, and 64 features streaming past.
@@ -62,6 +62,24 @@ def whole(rule: Rule, side: int = 128) -> float:
 def test_by_hand(rule: Rule, times: float) -> None:
     assert whole(rule) == pytest.approx(times)
     assert whole(rule, side=0) == 1
+
+
+def test_dims_of_a_window_but_the_last_are_products_of_their_own() -> None:
+    sizes = [(8, 64, 64, 64), (3, 3, 64, 64)], [(8, 64, 64, 64)]
+    halos = {"y": (1, 1), "x": (1, 1)}
+    rule = parse_rule("n y~ x~ i, t! u! i o -> n y~ x~ o", *sizes, halos=halos)
+    assert whole(rule) == pytest.approx(2 * 256 / (3 * 64))
+
+
+def test_positions_of_a_kernel_are_products_of_their_own() -> None:
+    rule = parse_rule(
+        "n t~ i, o t~ i -> y! n o",
+        [(16, 4096, 32), (32, 4096, 32)],
+        [(3, 16, 32)],
+        halos={"t": (1, 1)},
+        reducers={"t": "sum"},
+    )
+    assert whole(rule) == pytest.approx(min(4 * 0.4 * 128 / 16, 8 * 0.4 * 128 / 32))
 
 
 def test_a_cut_to_slivers_leaves_the_array_idle() -> None:

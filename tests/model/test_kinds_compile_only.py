@@ -97,6 +97,20 @@ def test_convolutions_and_both_gradients_take_what_is_predicted(name: str) -> No
     _hold(_gradients(fn), (image, BF16), (kernel, BF16), at_most=1.45)
 
 
+FEW_CHANNELS = {
+    "sound of 32": ((512, 4096, 32), (3, 32, 32)),
+    "sound of 64": ((512, 4096, 64), (3, 64, 64)),
+    "images of 64": ((256, 64, 64, 64), (3, 3, 64, 64)),
+}
+
+
+@pytest.mark.parametrize("name", FEW_CHANNELS)
+def test_channels_below_the_lanes_take_what_is_predicted(name: str) -> None:
+    image, kernel = FEW_CHANNELS[name]
+    fn = _gradients(_conv(1, "SAME"))
+    _hold(fn, (image, BF16), (kernel, BF16), hardware="v5e:4x4")
+
+
 def _decode(cache: Any, new: Any, at: Any) -> Any:
     def one(cache: Any, x: Any) -> Any:
         return lax.dynamic_update_slice(cache, x[0], (0, x[1], 0, 0)), None

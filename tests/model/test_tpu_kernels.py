@@ -169,4 +169,21 @@ def test_an_image_of_few_channels_is_copied_with_the_batch_on_lanes() -> None:
     image = 64 * 64 * 128 * 3 * 4
     # A batch of 64 on 128 lanes, and three channels on four rows.
     assert max(s for _, s in more) == pytest.approx((1 + 2 * 4 / 3) * image / rate)
-    assert not added(patches, array(64, 64, 128, 8), array(8, 8, 8, 256))
+
+
+def test_images_are_copied_at_the_ends_of_the_program() -> None:
+    def conv(x: Any, k: Any) -> Any:
+        dims = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(
+            x, k, (1, 1), "SAME", dimension_numbers=dims
+        )
+
+    rate = TARGET.device.hbm_bytes_per_s * TARGET.device.memory_efficiency
+    kernel = array(3, 3, 32, 32)
+    # Stored with a row of 128 on the lanes, and convolved with a batch of 64 there, or
+    # with 32 channels; four images are folded with positions of the window.
+    image = 64 * 128 * 32 * 4 / rate
+    for batch, times in ((64, 1 + 2), (4, 10 * (1 + 4))):
+        more = [s for _, s in added(conv, array(batch, 64, 128, 32), kernel)]
+        assert max(more) == pytest.approx(times * batch * image)
+    assert not added(jnp.tanh, array(4, 64, 128, 32))
