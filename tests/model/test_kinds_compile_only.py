@@ -30,6 +30,7 @@ def _hold(
     hardware: str = "h100:8",
     donate: tuple[int, ...] = (),
     at_most: float = 1.4,
+    peak_at_most: float | None = None,
 ) -> None:
     args = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
     mesh = {"x": 16 if hardware == "v5e:4x4" else 8}
@@ -41,7 +42,9 @@ def _hold(
     assert found.compiled is not None
     time = found.predicted.step_time_s / found.compiled.step_time_s
     peak = found.predicted.peak_bytes / found.compiled.peak_bytes
-    assert 1 / at_most < time < at_most and 1 / at_most < peak < at_most, (time, peak)
+    assert 1 / at_most < time < at_most, time
+    at_most = peak_at_most or at_most
+    assert 1 / at_most < peak < at_most, peak
 
 
 def _gradients(fn: Callable[..., jax.Array]) -> Callable[..., Any]:
@@ -109,6 +112,19 @@ def test_channels_below_the_lanes_take_what_is_predicted(name: str) -> None:
     image, kernel = FEW_CHANNELS[name]
     fn = _gradients(_conv(1, "SAME"))
     _hold(fn, (image, BF16), (kernel, BF16), hardware="v5e:4x4")
+
+
+def _clipped(p: Any, g: Any) -> Any:
+    norm = jnp.sqrt(jnp.sum(g * g))
+    return p - 0.1 * lax.cond(norm > 1, lambda g: g / norm, lambda g: g, g)
+
+
+@pytest.mark.parametrize("hardware", ["h100:8", "v5e:4x4"])
+def test_a_clip_behind_a_norm_takes_what_is_predicted(hardware: str) -> None:
+    # XLA:TPU counts its copies in on-chip memory: 96 MiB, of which 48 are in HBM.
+    most = 2.1 if hardware == "v5e:4x4" else 1.1
+    arrays = ((8192, 8192), F32), ((8192, 8192), F32)
+    _hold(_clipped, *arrays, hardware=hardware, peak_at_most=most)
 
 
 def _decode(cache: Any, new: Any, at: Any) -> Any:
