@@ -50,7 +50,7 @@ CODE_TOKENS = {
     "bench": 39_300,
     "commands": 7_300,
     "contest": 2_300,
-    "cost": 5_200,
+    "cost": 5_100,
     "explain": 34_700,
     "export": 12_400,
     "frontend": 75_100,
