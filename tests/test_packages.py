@@ -57,7 +57,7 @@ CODE_TOKENS = {
     "hardware": 13_400,
     "ir": 12_300,
     "model": 23_400,
-    "models": 17_700,
+    "models": 17_800,
     "passes": 96_600,
     "pipeline": 32_300,
     "plan": 19_100,

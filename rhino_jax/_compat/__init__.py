@@ -23,6 +23,7 @@ from rhino_jax._compat.devices import (
     compiling_anew as compiling_anew,
     coordination_client as coordination_client,
     end_without_others as end_without_others,
+    is_array_deleted as is_array_deleted,
     is_compile_only as is_compile_only,
     make_cpu_devices as make_cpu_devices,
     num_emulated_devices as num_emulated_devices,

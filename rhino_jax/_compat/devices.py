@@ -33,6 +33,10 @@ sharding_of_array = operator.attrgetter(
 """Function from an array to its sharding; `jax.Array.sharding`, a property written in
 Python, takes twice the time. Same on both versions."""
 
+is_array_deleted = xla_client.ArrayImpl.is_deleted
+"""Function from an array to whether its buffers are gone; TypeError for anything else.
+A third of the time of looking the method up on each. Same on both versions."""
+
 
 def is_compile_only(device: Any) -> bool:
     """Whether a device can be compiled for but not run on (a topology's device).

@@ -49,6 +49,8 @@ class MixtureConfig(llama.LlamaConfig):
             yield "top_k", f"at most num_experts = {self.num_experts}"
         if self.latent_size and (self.rope_size % 2 or not self.query_latent_size):
             yield "latent_size", "with query_latent_size, and an even rope_size"
+        if self.latent_size and self.attention != "xla":
+            yield "attention", "'xla' with latent_size, which is plain operations"
 
 
 def experts(

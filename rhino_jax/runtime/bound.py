@@ -24,7 +24,7 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.compile_only import compiler_options as needed_options
 from rhino_jax.passes.apply import apply_passes
 from rhino_jax.plan.plan import AnyPlan
-from rhino_jax.runtime.buffers import Donations, Feedback, copied, is_deleted, unshared
+from rhino_jax.runtime.buffers import Donations, Feedback, copied, unshared
 from rhino_jax.runtime.meshes import not_runnable
 from rhino_jax.runtime.processes.across import placed
 from rhino_jax.runtime.processes.agree import processes_of_mesh
@@ -225,10 +225,8 @@ class Bound(Generic[AnyPlan]):
         if not self.executable.is_runnable:
             raise not_runnable(self.plan, self.mesh)
         self.storage.check(arguments.arrays)
-        # One SPMD program checks what is not moved, before it consumes any buffer.
-        moved = [arguments.arrays[i] for i in arguments.to_move]
-        if self.plan.pipeline is not None or any(map(is_deleted, moved)):
-            self._donations.check_alive(arguments.arrays)
+        # On several devices of the CPU backend a deleted buffer ends the process.
+        self._donations.check_alive(arguments.arrays)
         if arguments.lifted is None:
             self._donations.check(arguments.arrays, arguments.to_move)
         else:

@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 
+from rhino_jax._compat import is_array_deleted
 from rhino_jax.errors import TraceError
 from rhino_jax.frontend.call import Call, array_type, type_text
 from rhino_jax.frontend.state import with_ties
@@ -57,11 +58,6 @@ def unshared(arrays: list[Any], owned: Sequence[int]) -> list[Any]:
     for i in held:
         arrays[i] = copied(arrays[i])
     return arrays
-
-
-def is_deleted(x: Any) -> bool:
-    """Whether it is an array whose buffers are gone: donated, or deleted."""
-    return getattr(x, "is_deleted", bool)()
 
 
 def copied(x: Any) -> Any:
@@ -125,8 +121,15 @@ class Donations:
         Raises:
           TraceError: an array is deleted; the error names the first one.
         """
+        try:
+            if not any(map(is_array_deleted, arrays)):
+                return
+        except TypeError:  # numbers, NumPy arrays, random keys
+            pass
         gone = [
-            path for path, x in zip(self._paths, arrays, strict=False) if is_deleted(x)
+            path
+            for path, x in zip(self._paths, arrays, strict=False)
+            if getattr(x, "is_deleted", bool)()
         ]
         if gone:
             more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""

@@ -9,11 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AxisType
 
 import rhino_jax as rhino
-from rhino_jax.errors import PlanFileError
+from rhino_jax.errors import PlanFileError, TraceError
 from rhino_jax.runtime.sharded import jit_with_plan
 from tests.cases import covering
 from tests.runtime.stand_in import assert_close, mesh_of, normal, shard
@@ -107,6 +108,19 @@ def test_donated_arrays_are_gone_and_others_stay() -> None:
     placed = jax.device_put(arguments()[0], step.plan(*arguments()).in_shardings[0])
     step(placed, x)
     assert all(a.is_deleted() for a in jax.tree.leaves(placed))
+
+
+@pytest.mark.parametrize("is_placed", [False, True])
+def test_deleted_arrays_are_named_before_anything_runs(is_placed: bool) -> None:
+    """On several CPU devices one such buffer ends the process (jaxlib 0.10.2)."""
+    params, x = {"w": normal(0, 8, 8), "b": normal(1, 8)}, {"a": normal(2, 8, 8)}
+    step = shard(doubled, donate_argnums=0)
+    gone, placed = jax.device_put((params, x), step.plan(params, x).in_shardings)
+    x = placed if is_placed else jax.tree.map(np.asarray, x)
+    step(gone, x)
+    with pytest.raises(TraceError, match="is given deleted arrays") as caught:
+        step(gone, x)
+    assert caught.value.where in ("params['w']", "params['b']")
 
 
 def test_donated_arrays_stay_when_the_run_fails() -> None:
