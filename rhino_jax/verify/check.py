@@ -101,8 +101,8 @@ def check(
         return [compare(path, a, b, tolerance, c) for path, a, b, c in every]
 
     leaves = compared()
-    is_noisy = not _has_16_bits(traced) and not all(leaf.ok for leaf in leaves)
-    if tolerance is None and is_noisy:
+    has_allowance = tolerance is not None or _has_16_bits(traced)
+    if not has_allowance and not all(leaf.ok for leaf in leaves):
         with _progress(plan, "on one device, of other last bits"):
             rounded = _on_one_device(bound, flat, [*map(_nudged, (*arrays, *consts))])
         leaves = compared()
