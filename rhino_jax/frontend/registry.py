@@ -209,6 +209,11 @@ def traits_of(primitive: str, kernel: str | None = None) -> Traits:
     return known
 
 
+def is_built_in(name: str) -> bool:
+    """Whether a primitive has, or had, a built-in rule."""
+    return name in _BUILT_IN
+
+
 def unmet_rules() -> tuple[str, ...]:
     """Return the names of users' rules that no op has had so far, and no built-in rule,
     sorted."""

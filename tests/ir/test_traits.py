@@ -31,7 +31,6 @@ WORDS = frozenset({
 """Names of primitives that are words of other things too."""
 
 TOLD_APART = {
-    "frontend/check/indexed.py": "how an op that moves elements runs on one shard",
     "frontend/pallas.py": "how often the bodies of kernels run",
     "ir/collectives.py": "which kind of collective a primitive is",
     "runtime/ops_on_shards.py": "how what shards find of each is merged",

@@ -2,8 +2,9 @@
 whole.
 
 `check_rule(fn, *args)` runs every op of a function once unsharded, and once for every
-way in which its rule allows it to be sharded: slices of the operands go through the
-same primitive, and the results are combined as the rule states. No devices are needed.
+way in which its rule allows it to be sharded: slices of the operands (of windows and
+indices, operands without what a shard lacks) go through the same primitive, and the
+results are combined as the rule states. No devices are needed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from rhino_jax._compat import fused_attention_traced
 from rhino_jax.errors import RuleError
-from rhino_jax.frontend.check.local import localise, shard_operands
+from rhino_jax.frontend.check.local import Finish, localise
 from rhino_jax.frontend.check.run import (
     Call,
     as_array,
@@ -27,8 +28,6 @@ from rhino_jax.frontend.check.run import (
     walk,
 )
 from rhino_jax.frontend.check.shards import (
-    Finish,
-    LocalOp,
     ShardMismatch,
     Strategy,
     combine,
@@ -164,22 +163,15 @@ def check_eqn(
     in_shapes = tuple(tuple(v.aval.shape) for v in eqn.invars)
     out_shapes = tuple(tuple(v.aval.shape) for v in eqn.outvars)
     strategies = legal_strategies(rule, in_shapes + out_shapes, num_shards, max_pairs)
-    operands, name = [to_numpy(x) for x in args], eqn.primitive.name
+    operands = [to_numpy(x) for x in args]
     runner = runner_of(eqn, args, run)
     calls: list[Call] = [(operands, eqn.params)]
     finishes: list[Finish] = []
     for strategy in strategies:
         for shard in shards_of(rule, strategy):
             with _blaming(eqn, rule, strategy):
-                blocks = shard_operands(name, operands, shard)
-                shapes = tuple(
-                    shard.local_shape(layout, shape)
-                    for layout, shape in zip(rule.results, out_shapes, strict=True)
-                )
-                local, finish = localise(
-                    LocalOp(name, eqn.params, shard, blocks, in_shapes, shapes)
-                )
-            calls.append((local.operands, local.params))
+                local, finish = localise(eqn, operands, shard)
+            calls.append(local)
             finishes.append(finish)
     batches = [calls[i : i + BATCH] for i in range(0, len(calls), BATCH)]
     whole, *outcomes = [outcome for batch in batches for outcome in runner(batch)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from rhino_jax.ir.factor import Factor, FactorKind, Rule, parse_rule
 
 FEW: dict[str, Any] = {"num_shards": (2,), "max_pairs": 0}
 X = np.random.default_rng(1).standard_normal((8, 4)).astype(np.float32)
+RULE_OF_SLICES = registry._RULES["slice"]
 RAMP = np.arange(32, dtype=np.float32).reshape(8, 4)
 
 
@@ -34,6 +36,13 @@ def as_rule(text: str, **options: Any) -> Callable[[OpContext], OpRule]:
 def without_reducer(ctx: OpContext) -> OpRule:
     factors = (Factor("a", 8, FactorKind.REDUCE), Factor("b", 4))
     return OpRule(Rule(factors, (((0,), (1,)),), (((1,),),)))
+
+
+def moved_too_far(ctx: OpContext) -> OpRule:
+    found = RULE_OF_SLICES(ctx)
+    first, *others = found.rule.factors
+    factors = (replace(first, shift=(first.shift or 0) + 1), *others)
+    return replace(found, rule=replace(found.rule, factors=factors))
 
 
 def pool(x: Any) -> Any:
@@ -55,6 +64,7 @@ WRONG: dict[str, tuple[str, Any, Callable[..., Any], tuple[Any, ...], str]] = {
         "reduce_window_max", as_rule("a~ b -> a~ b", halos={"a": (1, 0)}),
         pool, (RAMP,), "(1, 0)",
     ),
+    "shift": ("slice", moved_too_far, lambda x: x[2:], (X.repeat(2, 0),), "`a`"),
     "look-up that is not masked": (
         "gather", as_rule("v b, n _ -> n b"), lambda x, i: x[i],
         (X, np.array([1, 5, 7, 7])), "`v`",
