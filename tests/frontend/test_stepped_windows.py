@@ -38,6 +38,7 @@ def both(fn: Callable[[Any], Any]) -> tuple[set[str], Any, Any]:
         lambda x: x.at[:, 1::3].max(x[:, ::3]),
         lambda x: x.reshape(4, 4, 9).at[:, ::2, ::2].set(2.0),
         lambda x: jax.vmap(lambda row: row.at[::2].set(2 * row[::2]))(x),
+        lambda x: x.at[jax.jit(lambda: 2 * jax.lax.iota(int, 8))()].set(0.0),
         jax.grad(lambda x: (x.at[::2].set(jnp.sin(x[1::2])) ** 2).sum()),
     ],
 )

@@ -9,7 +9,8 @@ no others, as a program by hand does (a stencil of five points on 8 H100, jax 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,13 +18,14 @@ from jax import lax
 
 from rhino_jax._compat import is_literal, jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.regions import PLAIN_CALLS, closed_region_jaxprs
+from rhino_jax.frontend.tracing.windows import Move
 
 
 _FILLS = frozenset({"pad", "convert_element_type", "broadcast_in_dim"})
 
 
-def opened_pad(eqn: Any) -> Callable[..., Any] | None:
-    """Return the function of a call that does nothing but pad, as `jnp.pad`; None for
+def opened_pad(eqn: Any) -> Move | None:
+    """Return the equations of a call that does nothing but pad, as `jnp.pad`; None for
     all other equations."""
     bodies = closed_region_jaxprs(eqn)
     if eqn.primitive.name not in PLAIN_CALLS or not bodies:
@@ -32,56 +34,51 @@ def opened_pad(eqn: Any) -> Callable[..., Any] | None:
     names = {inner.primitive.name for inner in open_jaxpr(body).eqns}
     if "pad" not in names or not names <= _FILLS:
         return None
-    return lambda *xs: jax.core.eval_jaxpr(open_jaxpr(body), jaxpr_consts(body), *xs)
+    opened, consts = open_jaxpr(body), jaxpr_consts(body)
+    return partial(jax.core.eval_jaxpr, opened, consts), eqn.invars
 
 
-class Pads:
-    """The pads among the equations of a jaxpr that were seen so far."""
+def moved_pad(eqn: Any, made: Mapping[Any, Any]) -> Move | None:
+    """Return the pad that a slice of a padded array is; None where it is none, or takes
+    little of the array.
 
-    def __init__(self) -> None:
-        self._pads: dict[Any, Any] = {}
-
-    def see(self, eqn: Any) -> None:
-        """Record an equation's result, where that is a padded array."""
-        if eqn.primitive.name == "pad" and not is_literal(eqn.invars[0]):
-            self._pads[eqn.outvars[0]] = eqn
-
-    def of(self, eqn: Any) -> tuple[Callable[..., Any], Sequence[Any]] | None:
-        """Return the pad that a slice of a padded array is, and its operands; None
-        where it is none, or takes little of the array."""
-        if eqn.primitive.name != "slice" or is_literal(eqn.invars[0]):
+    Args:
+      eqn: the equation.
+      made: variable → the equation that computes it.
+    """
+    if eqn.primitive.name != "slice":
+        return None
+    pad = made.get(eqn.invars[0])
+    if pad is None or pad.primitive.name != "pad" or is_literal(pad.invars[0]):
+        return None
+    starts = [int(start) for start in eqn.params["start_indices"]]
+    length = eqn.outvars[0].aval.shape
+    strides = eqn.params["strides"] or (1,) * len(starts)
+    config, stops = [], []
+    for (low, high, between), size, start, n, step, whole in zip(
+        pad.params["padding_config"],
+        pad.invars[0].aval.shape,
+        starts,
+        length,
+        strides,
+        eqn.invars[0].aval.shape,
+        strict=True,
+    ):
+        if (start, n, step) == (0, whole, 1):
+            config.append((low, high, between))
+            stops.append(n)
+            continue
+        first, stop = start - int(low), n * step
+        shared = min(size, first + stop) - max(first, 0)
+        if between or 2 * shared <= max(size, stop):
             return None
-        pad = self._pads.get(eqn.invars[0])
-        if pad is None:
-            return None
-        starts = [int(start) for start in eqn.params["start_indices"]]
-        length = eqn.outvars[0].aval.shape
-        strides = eqn.params["strides"] or (1,) * len(starts)
-        config, stops = [], []
-        for (low, high, between), size, start, n, step, whole in zip(
-            pad.params["padding_config"],
-            pad.invars[0].aval.shape,
-            starts,
-            length,
-            strides,
-            eqn.invars[0].aval.shape,
-            strict=True,
-        ):
-            if (start, n, step) == (0, whole, 1):
-                config.append((low, high, between))
-                stops.append(n)
-                continue
-            first, stop = start - int(low), n * step
-            shared = min(size, first + stop) - max(first, 0)
-            if between or 2 * shared <= max(size, stop):
-                return None
-            config.append((-first, first + stop - size, 0))
-            stops.append(stop)
+        config.append((-first, first + stop - size, 0))
+        stops.append(stop)
 
-        def run(x: Any, fill: Any) -> Any:
-            moved = lax.pad(x, fill, config)
-            if max(strides, default=1) == 1:
-                return moved
-            return lax.slice(moved, (0,) * len(stops), stops, strides)
+    def run(x: Any, fill: Any) -> Any:
+        moved = lax.pad(x, fill, config)
+        if max(strides, default=1) == 1:
+            return moved
+        return lax.slice(moved, (0,) * len(stops), stops, strides)
 
-        return run, pad.invars
+    return run, pad.invars
