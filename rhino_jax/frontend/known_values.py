@@ -1,18 +1,17 @@
-"""Propagation of constants: values that a jaxpr computes from constants alone, and the
+"""Propagation of constants: scalars that a jaxpr computes from constants alone, and the
 trip counts of `while` loops that follow.
 
-Scalars and short integer arrays are followed, through arithmetic and changes of shape:
-the bounds and steps of loops, and the positions of windows. A loop that counts
-(`lax.fori_loop`, `while i < n`) compares a carry with a limit and adds a literal to it.
-Both are found through nested calls and converts; any other count is a guess, and is
-marked as one.
+The bounds and steps of loops are followed through arithmetic and changes of shape. A
+loop that counts (`lax.fori_loop`, `while i < n`) compares a carry with a limit and adds
+a literal to it. Both are found through nested calls and converts; any other count is a
+guess, and is marked as one. Positions of windows are `tracing.integers`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,23 +23,11 @@ from rhino_jax.frontend.registry import traits_of
 from rhino_jax.ir.program import RegionKind
 
 
-MAX_KNOWN = 16
-"""Maximal number of elements of an array that is followed: window positions, one per
-dim."""
-
 IDENTITIES = frozenset({"convert_element_type", "copy", "copy_p", "stop_gradient"})
 """Primitives whose result is the same number as their operand."""
 
 Fold = Callable[[Any, Sequence[Any]], Any]
 """A function of an equation and the values of its operands."""
-
-
-def _broadcast(eqn: Any, values: Sequence[Any]) -> np.ndarray:
-    shape, dims = eqn.outvars[0].aval.shape, eqn.params["broadcast_dimensions"]
-    apart = [1] * len(shape)
-    for d, size in zip(dims, values[0].shape, strict=True):
-        apart[d] = size
-    return np.broadcast_to(values[0].reshape(apart), shape)
 
 
 def _reshaped(eqn: Any, values: Sequence[Any]) -> Any:
@@ -59,22 +46,16 @@ ARITHMETIC: Mapping[str, Fold] = {
 FOLDS: Mapping[str, Fold] = {
     **ARITHMETIC,
     **dict.fromkeys(IDENTITIES, _reshaped),
-    "broadcast_in_dim": _broadcast,
-    "concatenate": lambda eqn, values: np.concatenate(values, eqn.params["dimension"]),
-    "reshape": _reshaped,
-    "squeeze": _reshaped,
+    **dict.fromkeys(("broadcast_in_dim", "reshape", "squeeze"), _reshaped),
 }
 
 
 def can_be_known(aval: Any) -> bool:
-    """Whether values of a type are followed: real scalars and short integer arrays."""
+    """Whether values of a type are followed: real scalars, in any number of dims."""
     dtype, shape = getattr(aval, "dtype", None), getattr(aval, "shape", None)
-    if not isinstance(dtype, np.dtype) or shape is None:
+    if not isinstance(dtype, np.dtype) or shape is None or math.prod(shape) != 1:
         return False
-    if jnp.issubdtype(dtype, np.integer):
-        return math.prod(shape) <= MAX_KNOWN
-    is_real = jnp.issubdtype(dtype, np.floating) or jnp.issubdtype(dtype, np.bool_)
-    return is_real and shape == ()
+    return any(jnp.issubdtype(dtype, k) for k in (np.integer, np.floating, np.bool_))
 
 
 def known_value(atom: Any, known: Mapping[Any, np.ndarray]) -> np.ndarray | None:
@@ -117,28 +98,23 @@ _COMPARISONS = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 @dataclass(frozen=True, slots=True)
 class ScalarTerm:
-    """A scalar of a jaxpr, as a term over the jaxpr's inputs.
+    """A scalar of a jaxpr: a number, or one that is added to a carry of a loop.
 
     Attributes:
-      op: "input" (see `index`), "number" (see `value`), a comparison, as "<", the name
-        of `and`, or of an arithmetic op; "?" where unknown.
+      value: the number.
+      index: position of the carry; None: it is the number alone.
     """
 
-    op: str
-    index: int = -1
     value: float = 0
-    args: tuple[ScalarTerm, ...] = ()
-
-    def known(self, aval: Any) -> np.ndarray | None:
-        """Return a number as an array of a type; None for other terms."""
-        return np.asarray(self.value, aval.dtype) if self.op == "number" else None
+    index: int | None = None
 
 
-_UNKNOWN = ScalarTerm("?")
+Term = ScalarTerm | tuple[str, tuple[Any, ...]] | None
+"""A scalar; a comparison, as "<", or "and", of terms; None where it is unknown."""
 
 
-def scalar_terms(jaxpr: Any, inputs: Sequence[ScalarTerm]) -> list[ScalarTerm]:
-    """Return the scalar results of an open jaxpr as terms over its inputs.
+def scalar_terms(jaxpr: Any, inputs: Sequence[Term]) -> list[Term]:
+    """Return the scalar results of an open jaxpr as terms.
 
     One pass over the scalar equations, so its cost is linear.
 
@@ -146,15 +122,13 @@ def scalar_terms(jaxpr: Any, inputs: Sequence[ScalarTerm]) -> list[ScalarTerm]:
       jaxpr: an open jaxpr.
       inputs: terms of its invars.
     """
-    env: dict[Any, ScalarTerm] = dict(zip(jaxpr.invars, inputs, strict=True))
+    env: dict[Any, Term] = dict(zip(jaxpr.invars, inputs, strict=True))
 
-    def read(atom: Any) -> ScalarTerm:
+    def read(atom: Any) -> Term:
         if not is_literal(atom):
-            return env.get(atom, _UNKNOWN)
+            return env.get(atom)
         value = known_value(atom, {})
-        if value is None or value.shape:
-            return _UNKNOWN
-        return ScalarTerm("number", value=value.item())
+        return None if value is None or value.shape else ScalarTerm(value.item())
 
     for eqn in jaxpr.eqns:
         if any(getattr(v.aval, "shape", None) == () for v in eqn.outvars):
@@ -163,25 +137,36 @@ def scalar_terms(jaxpr: Any, inputs: Sequence[ScalarTerm]) -> list[ScalarTerm]:
     return [read(v) for v in jaxpr.outvars]
 
 
-def _results(eqn: Any, terms: list[ScalarTerm]) -> list[ScalarTerm]:
+def _results(eqn: Any, terms: list[Term]) -> list[Term]:
     """Return the terms of an equation's results; empty where they are unknown."""
     name = eqn.primitive.name
     if region_kind(eqn) is RegionKind.CALL:
         return scalar_terms(region_jaxprs(eqn)[0], terms)
     if name in IDENTITIES:
         return terms
-    pairs = zip(terms, eqn.invars, strict=True)
-    number = fold(eqn, [term.known(v.aval) for term, v in pairs])
-    if number is not None:
-        return [ScalarTerm("number", value=number.item())]
     op = traits_of(name).compares or name
-    if op in ARITHMETIC or op in _COMPARISONS or op == "and":
-        return [ScalarTerm(op, args=tuple(terms))]
-    return []
-
-
-def _inputs(jaxpr: Any) -> list[ScalarTerm]:
-    return [ScalarTerm("input", i) for i in range(len(jaxpr.invars))]
+    if op in _COMPARISONS or op == "and":
+        return [(op, tuple(terms))]
+    known = [term for term in terms if isinstance(term, ScalarTerm)]
+    if len(known) != len(terms):
+        return []
+    pairs = zip(known, eqn.invars, strict=True)
+    number = fold(
+        eqn,
+        [
+            np.asarray(t.value, v.aval.dtype) if t.index is None else None
+            for t, v in pairs
+        ],
+    )
+    if number is not None:
+        return [ScalarTerm(number.item())]
+    if name not in ("add", "sub"):
+        return []
+    one, other = known
+    if one.index is None and name == "add":
+        one, other = other, one
+    amount = other.value if name == "add" else -other.value
+    return [replace(one, value=one.value + amount)] if other.index is None else []
 
 
 def while_trip_count(
@@ -204,87 +189,43 @@ def while_trip_count(
       end early (`i < n and not done`) gets its bound, marked as not known. None where
       the program has no bound, or one above `MAX_BOUND` that the loop need not reach.
     """
-    steps = tuple(scalar_terms(body, _inputs(body)))
-    (test,) = scalar_terms(cond, _inputs(cond))
-    found = _WhileLoop(steps, num_cond_consts, num_body_consts, known).trips(test)
+    num_consts = num_cond_consts + num_body_consts
+    consts = [ScalarTerm(known[i]) if i in known else None for i in range(num_consts)]
+    carries = [ScalarTerm(0, k) for k in range(len(body.invars) - num_body_consts)]
+    after = scalar_terms(body, [*consts[num_cond_consts:], *carries])
+    (test,) = scalar_terms(cond, [*consts[:num_cond_consts], *carries])
+
+    def step(term: Term) -> float | None:
+        """Return the amount that one trip adds; None where it is no known number."""
+        if not isinstance(term, ScalarTerm) or term.index is None:
+            return None if term is None else 0
+        new = after[term.index]
+        is_own = isinstance(new, ScalarTerm) and new.index == term.index
+        return new.value if is_own else None  # type: ignore[union-attr]
+
+    def trips(test: Term) -> tuple[int, bool] | None:
+        """Return how often a condition holds; None where that is unknown."""
+        if not isinstance(test, tuple):
+            return None
+        op, args = test
+        if op == "and":
+            bounds = [b[0] for b in map(trips, args) if b is not None]
+            return (min(bounds), False) if bounds else None
+        if not all(isinstance(term, ScalarTerm) for term in args):
+            return None
+        left, right = args if step(args[0]) != 0 else reversed(args)
+        op = op if left is args[0] else _COMPARISONS[op]
+        init, limit = (
+            x.value
+            + (0 if x.index is None else known.get(num_consts + x.index, math.nan))
+            for x in (left, right)
+        )
+        by = step(left)
+        return _trips(op, init, limit, by) if by and step(right) == 0 else None
+
+    found = trips(test)
     is_guard = found is not None and found[0] > MAX_BOUND and not found[1]
     return None if is_guard else found
-
-
-@dataclass(frozen=True, slots=True)
-class _WhileLoop:
-    """The known facts of a loop.
-
-    Attributes:
-      steps: the next value of every carry, as terms over the body's inputs.
-      num_cond_consts, num_body_consts, known: as in `while_trip_count`.
-    """
-
-    steps: tuple[ScalarTerm, ...]
-    num_cond_consts: int
-    num_body_consts: int
-    known: Mapping[int, float]
-
-    def trips(self, test: ScalarTerm) -> tuple[int, bool] | None:
-        """Return how often a condition holds; None where that is unknown."""
-        if test.op == "and":
-            bounds = [b[0] for b in map(self.trips, test.args) if b is not None]
-            return (min(bounds), False) if bounds else None
-        if test.op not in _COMPARISONS:
-            return None
-        op, (left, right) = test.op, test.args
-        if self._step(self._carry(left)) == 0:
-            left, right, op = right, left, _COMPARISONS[op]
-        init, limit = self._first(left), self._first(right)
-        step, limit_step = self._step(self._carry(left)), self._step(self._carry(right))
-        if init is None or limit is None or not step or limit_step != 0:
-            return None
-        return _trips(op, init, limit, step)
-
-    def _carry(self, term: ScalarTerm) -> int | None:
-        """Return the position of the carry that a term of the condition is; -1 for
-        constants."""
-        if term.op == "number":
-            return -1
-        if term.op != "input":
-            return None
-        return max(term.index - self.num_cond_consts, -1)
-
-    def _first(self, term: ScalarTerm) -> float | None:
-        """Return the value of a term of the condition before the first trip, or
-        None."""
-        if term.op == "number":
-            return term.value
-        if term.op != "input":
-            return None
-        is_const = term.index < self.num_cond_consts
-        return self.known.get(term.index + (0 if is_const else self.num_body_consts))
-
-    def _step(self, carry: int | None) -> float | None:
-        """Return the amount that one trip adds to a carry; None where that is no known
-        number."""
-        if carry is None:
-            return None
-        if carry < 0:
-            return 0
-        term, own = self.steps[carry], ScalarTerm("input", self.num_body_consts + carry)
-        if term == own:
-            return 0
-        if term.op == "add" and term.args[1] == own:
-            return self._amount(term.args[0])
-        if term.op in ("add", "sub") and term.args[0] == own:
-            amount = self._amount(term.args[1])
-            return amount if amount is None or term.op == "add" else -amount
-        return None
-
-    def _amount(self, term: ScalarTerm) -> float | None:
-        """Return a term of the body as the number that it is on every trip; None where
-        it is not."""
-        if term.op == "number":
-            return term.value
-        if term.op == "input" and term.index < self.num_body_consts:
-            return self.known.get(self.num_cond_consts + term.index)
-        return None
 
 
 def _trips(op: str, init: float, limit: float, step: float) -> tuple[int, bool] | None:

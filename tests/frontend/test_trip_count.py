@@ -43,6 +43,8 @@ def count(start: Any, go_on: Any, step: Any) -> Any:
         (count(9, lambda i: i >= 0, lambda i: i + (-3)), 4),
         (count(9, lambda i: 0 <= i, lambda i: i - 3), 4),
         (count(5, lambda i: i < 5, lambda i: i + 1), 0),
+        (count(0, lambda i: i + 1 < 10, lambda i: i + 1), 9),
+        (count(0, lambda i: i < 10, lambda i: i + 1 + 1), 5),
         (count(7, lambda i: i <= 5, lambda i: i - 1), 0),
         (count(0.0, lambda i: i < 1.0, lambda i: i + 0.3), 4),
         (count(0, jax.jit(lambda i: i < 6), jax.jit(lambda i: i + 1)), 6),
