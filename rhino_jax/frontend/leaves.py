@@ -168,21 +168,17 @@ def _classify(
     tree: Any, flat: Sequence[Any], paths: Sequence[str], groups: Sequence[int]
 ) -> Leaves:
     values = tuple(leaf for _, leaf in flat)
-    scalar = [is_python_scalar(x) for x in values]
-    array = [not s and is_array(x) for s, x in zip(scalar, values, strict=True)]
     held = [any(isinstance(key, ChildKey) for key in path) for path, _ in flat]
-    mixed = {
-        g
-        for g, s, a, h in zip(groups, scalar, array, held, strict=True)
-        if not s and not a and not h
-    }
+    kinds = [*zip(map(is_python_scalar, values), map(is_array, values), strict=True)]
+    leaves = [*zip(groups, kinds, held, strict=True)]
+    mixed = {group for group, kind, is_held in leaves if not any(kind) and not is_held}
     positions, statics = [], []
-    for i, (path, value) in enumerate(flat):
-        is_switch = (
-            type(value) is bool and bool(path) and isinstance(path[-1], GetAttrKey)
-        )
+    for i, ((path, value), (is_scalar, is_one)) in enumerate(
+        zip(flat, kinds, strict=True)
+    ):
+        is_switch = type(value) is bool and path and isinstance(path[-1], GetAttrKey)
         is_traced = held[i] or (groups[i] not in mixed and not is_switch)
-        if array[i] or (scalar[i] and is_traced):
+        if is_traced if is_scalar else is_one:
             positions.append(i)
         else:
             statics.append((i, Static(value)))

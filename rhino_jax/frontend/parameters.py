@@ -123,18 +123,18 @@ class Parameters:
         if not self.static:
             return tuple(args), dict(kwargs), ()
         taken: list[tuple[str | int, Static]] = []
-        left: list[Any] = []
-        for i, value in enumerate(args):
-            if self.is_static(i):
-                taken.append((i, Static(value)))
-                value = None
-            left.append(value)
-        named = dict(kwargs)
-        for key in sorted(named):
-            if self.is_static(key):
-                taken.append((key, Static(named[key])))
-                named[key] = None
-        return tuple(left), named, tuple(taken)
+
+        def left(key: str | int, value: Any) -> Any:
+            if not self.is_static(key):
+                return value
+            taken.append((key, Static(value)))
+            return None
+
+        return (
+            tuple(left(i, value) for i, value in enumerate(args)),
+            {**kwargs, **{key: left(key, kwargs[key]) for key in sorted(kwargs)}},
+            tuple(taken),
+        )
 
 
 def read_parameters(
@@ -159,15 +159,42 @@ def read_parameters(
     is_of_nnx = is_nnx_jit(fn)
     fn, own = take_off(fn)
     name = function_name(fn)
-    signature = _Signature.of(fn, name)
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):  # a builtin, which lists none
+        parameters = []
+    kinds = inspect.Parameter
+
+    def of_kinds(*wanted: Any) -> tuple[str, ...]:
+        return tuple(p.name for p in parameters if p.kind in wanted)
+
+    positional = of_kinds(kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+    by_name = positional + of_kinds(kinds.KEYWORD_ONLY)
+    variadic = next(iter(of_kinds(kinds.VAR_POSITIONAL)), None)
+
+    def checked(kind: str, given: Any) -> str | int:
+        """Return the name of a parameter, or its number if it has none."""
+        is_name = isinstance(given, str)
+        known, option = (by_name, "argnames") if is_name else (positional, "argnums")
+        at = given + len(known) if not is_name and given < 0 else given
+        if at in (known if is_name else range(len(known))):
+            return at if is_name else known[at]
+        more = of_kinds(kinds.VAR_KEYWORD) if is_name else variadic
+        if (is_name or at >= 0) and (more or not parameters):
+            return at
+        hint = nearest(given, known) if is_name else ""
+        raise TraceError(
+            f"{what}: `{name}` has no argument {given!r}, given in"
+            f" {kind}_{option}.{hint}",
+            where=f"{kind}_{option}",
+            numbers=f"`{name}` takes ({', '.join(known)})",
+            fix=f"give {kind}_{option} from these.",
+        )
 
     def resolve(kind: str, nums: Any, names: Any) -> frozenset[str | int]:
-        read = _read(what, f"{kind}_argnums", nums)
-        numbered = *read, *own.get(f"{kind}_argnums", ())
-        read = _read(what, f"{kind}_argnames", names)
-        named = *read, *own.get(f"{kind}_argnames", ())
-        keys = [signature.positioned(n, kind, what) for n in numbered]
-        return frozenset(keys + [signature.named(n, kind, what) for n in named])
+        options = {f"{kind}_argnums": nums, f"{kind}_argnames": names}
+        read = [_read(what, key, x) + own.get(key, ()) for key, x in options.items()]
+        return frozenset(checked(kind, x) for several in read for x in several)
 
     static = resolve("static", static_argnums, static_argnames)
     donated = resolve("donate", donate_argnums, donate_argnames)
@@ -178,76 +205,7 @@ def read_parameters(
             numbers=f"static: {_listed(static)}; donated: {_listed(donated)}",
             fix="donate arrays only; drop it from one of the two.",
         )
-    return Parameters(
-        fn, name, signature.positional, signature.variadic, static, donated, is_of_nnx
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Signature:
-    """The parameters that a function accepts.
-
-    Attributes:
-      name: name of the function.
-      positional: names of the parameters that may be passed by position.
-      by_name: names of all parameters that may be passed by name.
-      variadic: name of the `*args` parameter; None where it has none.
-      is_known: whether the signature lists parameters; those of builtins do not.
-      takes_any_name: whether names that are not in `by_name` are accepted.
-    """
-
-    name: str
-    positional: tuple[str, ...]
-    by_name: tuple[str, ...]
-    variadic: str | None
-    is_known: bool
-    takes_any_name: bool
-
-    @classmethod
-    def of(cls, fn: Callable[..., Any], name: str) -> _Signature:
-        try:
-            parameters = list(inspect.signature(fn).parameters.values())
-        except (TypeError, ValueError):
-            parameters = []
-        kinds = inspect.Parameter
-
-        def of_kinds(*wanted: Any) -> tuple[str, ...]:
-            return tuple(p.name for p in parameters if p.kind in wanted)
-
-        positional = of_kinds(kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
-        return cls(
-            name,
-            positional,
-            positional + of_kinds(kinds.KEYWORD_ONLY),
-            next(iter(of_kinds(kinds.VAR_POSITIONAL)), None),
-            bool(parameters),
-            not parameters or bool(of_kinds(kinds.VAR_KEYWORD)),
-        )
-
-    def positioned(self, num: int, kind: str, what: str) -> str | int:
-        """Return the parameter at a position: its name, or its number if it has none.
-
-        Raises:
-          TraceError: there is none.
-        """
-        count = len(self.positional)
-        index = num + count if num < 0 else num
-        if 0 <= index < count:
-            return self.positional[index]
-        takes_more = not self.is_known or self.variadic is not None
-        if index < 0 or not takes_more:
-            raise _bad_argument(what, self.name, kind, num, self.positional)
-        return index
-
-    def named(self, key: str, kind: str, what: str) -> str:
-        """Return the name of a parameter, once checked.
-
-        Raises:
-          TraceError: there is no parameter of this name.
-        """
-        if key not in self.by_name and not self.takes_any_name:
-            raise _bad_argument(what, self.name, kind, key, self.by_name)
-        return key
+    return Parameters(fn, name, positional, variadic, static, donated, is_of_nnx)
 
 
 def check_callable(what: str, fn: Any) -> None:
@@ -352,16 +310,3 @@ def _read(what: str, option: str, value: Any) -> tuple[Any, ...]:
 
 def _listed(keys: Iterable[str | int]) -> str:
     return ", ".join(sorted(map(str, keys)))
-
-
-def _bad_argument(
-    what: str, name: str, kind: str, given: str | int, known: Sequence[str]
-) -> TraceError:
-    option = "argnames" if isinstance(given, str) else "argnums"
-    hint = nearest(given, known) if isinstance(given, str) else ""
-    return TraceError(
-        f"{what}: `{name}` has no argument {given!r}, given in {kind}_{option}.{hint}",
-        where=f"{kind}_{option}",
-        numbers=f"`{name}` takes ({', '.join(known)})",
-        fix=f"give {kind}_{option} from these.",
-    )

@@ -9,7 +9,7 @@ unless calls show that it does (see `rhino_jax.runtime.buffers`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from jax.tree_util import (
     tree_flatten_with_path,
 )
 
-from rhino_jax._compat import open_jaxpr
+from rhino_jax.frontend.call import Call
 from rhino_jax.frontend.leaves import Leaves
 from rhino_jax.frontend.objects.held import Written
 from rhino_jax.frontend.parameters import Parameters
@@ -58,7 +58,7 @@ class _Subtree:
 def match_state(
     arguments: Leaves,
     donated: Sequence[bool],
-    roots: Sequence[tuple[str, Any]],
+    roots: Sequence[tuple[str, str, Any]],
     result: Leaves,
     out_avals: Sequence[tuple[tuple[int, ...], str]],
     in_avals: Sequence[tuple[tuple[int, ...], str]],
@@ -69,11 +69,12 @@ def match_state(
     Args:
       arguments, result: the leaves of the call and of its result.
       donated: whether each argument array is donated.
-      roots: (name, argument) of every top-level argument.
+      roots: (name, tree path, argument) of every top-level argument.
       out_avals, in_avals: (shape, type) of every result and argument array.
     """
-    sources = _argument_subtrees(arguments, roots, in_avals)
-    targets = list(_result_subtrees(result, out_avals))
+    sources = _subtrees(arguments, in_avals, roots)
+    value = jax.tree.unflatten(result.tree, list(result.values))
+    targets = _subtrees(result, out_avals, [("", "out", value)])
     tied: dict[int, int] = {}
     used: set[int] = set()
 
@@ -173,57 +174,49 @@ def _common_end(a: str, b: str) -> int:
     return count
 
 
-def _argument_subtrees(
-    arguments: Leaves, roots: Sequence[tuple[str, Any]], avals: Sequence[Any]
-) -> list[_Subtree]:
-    out: list[_Subtree] = []
-    first = 0
-    place = {p: i for i, p in enumerate(arguments.positions)}
-    for name, value in roots:
-        out += _subtrees(name, value, first, 0, place, avals, arguments.paths, name)
-        first += len(jax.tree.leaves(value))
-    return sorted(out, key=lambda s: s.depth)
-
-
-def _result_subtrees(result: Leaves, avals: Sequence[Any]) -> list[_Subtree]:
-    place = {p: i for i, p in enumerate(result.positions)}
-    value = jax.tree.unflatten(result.tree, list(result.values))
-    found = _subtrees("", value, 0, 0, place, avals, result.paths, "out")
-    return sorted(found, key=lambda s: s.depth)
-
-
 def _subtrees(
-    name: str,
-    value: Any,
-    first: int,
-    depth: int,
-    place: Mapping[int, int],
-    avals: Sequence[Any],
-    paths: Sequence[str],
-    root: str,
-) -> Iterator[_Subtree]:
-    tree: Any = jax.tree.structure(value)
-    positions = range(first, first + tree.num_leaves)
-    leaves = tuple(place[p] for p in positions if p in place)
-    if leaves:
-        held = tuple(avals[place[p]] if p in place else None for p in positions)
-        is_small = all(not avals[i][0] for i in leaves)
-        is_told = len(set(held)) > 1 or _has_names(value)
-        # By paths: the structure of an object may number other objects of the call,
-        # too.
-        below = tuple(paths[p].removeprefix(root) for p in positions)
-        yield _Subtree(name, leaves, (below, held), depth, is_small, is_told)
-    if depth == _DEPTH:
-        return
-    children, _ = tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
-    for path, child in children:
-        if child is value:
-            return
-        inner = root + keystr(path)
-        yield from _subtrees(
-            _name(path), child, first, depth + 1, place, avals, paths, inner
-        )
-        first += len(jax.tree.leaves(child))
+    leaves: Leaves, avals: Sequence[Any], roots: Sequence[tuple[str, str, Any]]
+) -> list[_Subtree]:
+    """Return the subtrees of the arguments or of the result, the largest first.
+
+    Args:
+      leaves: their leaves.
+      avals: (shape, type) of every array.
+      roots: (name, tree path, value) of each of them.
+    """
+    place = {p: i for i, p in enumerate(leaves.positions)}
+    found: list[_Subtree] = []
+
+    def visit(name: str, root: str, value: Any, first: int, depth: int) -> int:
+        """Add the subtrees of a value whose leaves start at a position, and return the
+        position after them."""
+        positions = range(first, first + len(jax.tree.leaves(value)))
+        arrays = tuple(place[p] for p in positions if p in place)
+        if arrays:
+            held = tuple(avals[place[p]] if p in place else None for p in positions)
+            is_small = all(not avals[i][0] for i in arrays)
+            is_told = len(set(held)) > 1 or _has_names(value)
+            # By paths: the structure of an object may number other objects of the
+            # call, too.
+            below = tuple(leaves.paths[p].removeprefix(root) for p in positions)
+            found.append(
+                _Subtree(name, arrays, (below, held), depth, is_small, is_told)
+            )
+        if depth < _DEPTH:
+            children, _ = tree_flatten_with_path(
+                value, is_leaf=lambda x: x is not value
+            )
+            for path, child in children:
+                if child is value:
+                    break
+                inner = root + keystr(path)
+                first = visit(_name(path), inner, child, first, depth + 1)
+        return positions.stop
+
+    first = 0
+    for root in roots:
+        first = visit(*root, first, 0)
+    return sorted(found, key=lambda s: s.depth)
 
 
 def _name(path: Any) -> str:
@@ -260,30 +253,42 @@ class Ends:
 
 def tie(
     parameters: Parameters,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    arguments: Leaves,
+    call: Call,
     result: Leaves,
     written: Written | None,
     outs: Sequence[Any],
+    captured: CapturedReferences,
+    num_consts: int,
 ) -> Ends:
     """Tie results to the arguments that they replace.
 
     Args:
       parameters: the parameters of the function.
-      args, kwargs: the call, its objects split.
-      arguments, result: the leaves of the call and of its result.
+      call: the call.
+      result: the leaves of its result.
       written: the values to write back after the result; None where there are no
         objects.
-      outs: shape and type of every result, and of every array that is written back.
+      outs: shape and type of every result, and of every array that is written back;
+        those of captured references are the last.
+      captured: the references, the last constants of the function.
+      num_consts: number of its constants.
     """
+    arguments, args, kwargs = call.leaves, call.args, call.kwargs
     count, in_paths = len(result.positions), arguments.array_paths
+    outs, _ = captured.split(outs)
     in_avals, out_avals = _avals(arguments.arrays), _avals(outs)
-    donated = _asked(parameters, args, kwargs, arguments)
+    donated = (False,) * len(in_paths)
+    if parameters.donated:
+        keys: list[str | int] = [
+            path[1].key if path[0].idx == 1 else path[1].idx
+            for path, _ in tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
+        ]
+        donated = tuple(parameters.is_donated(keys[p]) for p in arguments.positions)
+    named = zip(parameters.names(len(args)), args, strict=True)
     state = match_state(
         arguments,
         donated,
-        _roots(parameters, args, kwargs),
+        [(name, name, value) for name, value in (*named, *sorted(kwargs.items()))],
         result,
         out_avals[:count],
         in_avals,
@@ -296,60 +301,12 @@ def tie(
         donated = written.donated(donated, ties.values())
         state = {o: i for o, i in state.items() if i not in ties.values()} | ties
         paths += written.paths(count)
-    return Ends(
-        donated,
-        tuple(
-            f"out: {in_paths[state[o]]}" if o in state else path
-            for o, path in enumerate(paths)
-        ),
-        tuple(state.get(o) for o in range(len(outs))),
-    )
-
-
-def with_captured(ends: Ends, captured: CapturedReferences, jaxpr: Any) -> Ends:
-    """Return the ends extended by the results that are written back to captured
-    references.
-
-    Args:
-      ends: the function's own arguments and results.
-      captured: the references, the last constants of the jaxpr.
-      jaxpr: the function's jaxpr, closed.
-    """
-    if not captured.written:
-        return ends
-    opened = open_jaxpr(jaxpr)
-    count = len(opened.invars) + len(opened.constvars)
-    first = count - len(captured.references)
-    return replace(
-        ends,
-        paths=(*ends.paths, *(f"out: {captured.names[k]}" for k in captured.written)),
-        state_of=(*ends.state_of, *(first + k for k in captured.written)),
-    )
+    first = len(in_paths) + num_consts - len(captured.references)
+    replaced = [(state.get(o), path) for o, path in enumerate(paths)]
+    ends = [(i, path if i is None else f"out: {in_paths[i]}") for i, path in replaced]
+    ends += [(first + k, f"out: {captured.names[k]}") for k in captured.written]
+    return Ends(donated, tuple(path for _, path in ends), tuple(i for i, _ in ends))
 
 
 def _avals(arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
     return [(tuple(x.shape), str(x.dtype)) for x in arrays]
-
-
-def _roots(
-    parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[tuple[str, Any]]:
-    """Return (name, argument) of every argument, in the order of the leaves."""
-    roots = list(zip(parameters.names(len(args)), args, strict=True))
-    return roots + [(key, kwargs[key]) for key in sorted(kwargs)]
-
-
-def _asked(
-    parameters: Parameters,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    arguments: Leaves,
-) -> tuple[bool, ...]:
-    """Return whether the user donates each argument array."""
-    if not parameters.donated:
-        return (False,) * len(arguments.positions)
-    keys: list[str | int] = [
-        path[1].key if path[0].idx == 1 else path[1].idx
-        for path, _ in tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
-    ]
-    return tuple(parameters.is_donated(keys[p]) for p in arguments.positions)

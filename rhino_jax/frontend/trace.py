@@ -26,10 +26,10 @@ from rhino_jax.frontend.leaves import (
 from rhino_jax.frontend.objects.held import Written
 from rhino_jax.frontend.objects.lift import call_on_objects, shown
 from rhino_jax.frontend.parameters import Parameters, read_parameters
-from rhino_jax.frontend.state import tie, with_captured
+from rhino_jax.frontend.state import tie
 from rhino_jax.frontend.tracing.captured import CapturedReferences, refuse_objects
 from rhino_jax.frontend.tracing.in_context import trace_flat
-from rhino_jax.frontend.tracing.leaks import LeakWatch
+from rhino_jax.frontend.tracing.leaks import leak_watch
 from rhino_jax.ir.program import Program
 from rhino_jax.utils.keywords import brief
 
@@ -208,7 +208,7 @@ def trace_call(
     flat = flat_function(parameters, call, results)
     statics = [(str(key), static.value) for key, static in call.statics]
     statics += [(arguments.paths[p], static.value) for p, static in arguments.statics]
-    watch = LeakWatch(parameters.fn, statics)
+    check_leaks = leak_watch(parameters.fn, statics)
     names = {"fn": parameters.fn, "name": parameters.name, "what": what}
     within = {**names, "paths": arguments.array_paths, "mesh": mesh}
     calls = CallTrace()
@@ -221,15 +221,16 @@ def trace_call(
         _refuse_no_arrays(arguments, error, what, parameters.name)
         error.add_note(f"raised while {what} traced `{parameters.name}`")
         raise
-    watch.check(what, parameters.name)
+    check_leaks(what, parameters.name)
     result, written, out_tree = results[-1]
     count = len(result.positions)
     result = result.with_arrays(outs[:count])
     # Traces must not keep the argument arrays alive.
     arguments = arguments.with_arrays(types)
-    own, _ = captured.split(outs)
-    ends = tie(parameters, call.args, call.kwargs, arguments, result, written, own)
-    ends = with_captured(ends, captured, closed)
+    call = replace(call, leaves=arguments)
+    ends = tie(
+        parameters, call, result, written, outs, captured, len(jaxpr_consts(closed))
+    )
     program = import_jaxpr(
         closed,
         name=parameters.name,
@@ -252,7 +253,7 @@ def trace_call(
         shown((tuple(call.args), dict(call.kwargs)), arguments.positions),
         out_tree,
         tuple(outs),
-        _forms(parameters, replace(call, leaves=arguments), types, calls, within),
+        _forms(parameters, call, types, calls, within),
     )
 
 

@@ -9,7 +9,7 @@ of a run back to the user's own objects.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,81 +56,43 @@ def call_on_objects(
     made: dict[int, Any] = {}
     args, kwargs = merge_references(taken, made)
     graphs = _graphs((args, kwargs))
-    if not graphs:
-        known = _Known(taken, arguments, {})
-        result = fn(*args, **kwargs)
-        after, cells = _values_of(made, arguments, known)
-        return result, after, Written(None, tuple(cells), True, known.owned)
-    objects = nnx_graph.new_objects()
-    args, kwargs = nnx_graph.merge((args, kwargs), objects)
-    known = _Known(taken, arguments, nnx_graph.variables_of(objects))
+    objects = nnx_graph.new_objects() if graphs else {}
+    if graphs:
+        args, kwargs = nnx_graph.merge((args, kwargs), objects)
+    variables = nnx_graph.variables_of(objects) if graphs else {}
+    known = _Known(taken, arguments, variables)
     result = fn(*args, **kwargs)
-    nodes, inner = nnx_graph.new_references(), nnx_graph.references_of(objects)
-    ends = nnx_graph.only_objects((tuple(args), dict(kwargs)), has_states)
-    ends = nnx_graph.split(ends, nodes, inner, named=True)
-    result = nnx_graph.split(result, nodes, inner, named=True)
-    after, cells = _leaves_of(ends, leaves_of(*ends), known)
-    is_simple = (
-        all(map(nnx_graph.is_same_graph, graphs, _graphs(ends)))
-        and all(c.place.number in known.single for c in cells)
-        and not _graphs(result)
-    )
-    held = jax.tree.unflatten(jax.tree.structure(ends), cells)
-    values, more = _values_of(made, arguments, known, len(after))
-    cells += more
-    written = Written(held, tuple(cells), is_simple, known.owned, has_states)
-    return result, [*after, *values], written
-
-
-def _values_of(
-    made: Mapping[int, Any], arguments: Leaves, known: _Known, first: int = 0
-) -> tuple[list[Any], list[Cell]]:
-    """Return the final values of the arguments' references, and their cells.
-
-    Args:
-      made: number → (value before, reference), as `merge_references` fills it.
-      arguments: the leaves of the call.
-      known: positions of the arrays.
-      first: number of arrays that are written back before these.
-    """
     after: list[Any] = []
     cells: list[Cell] = []
+    held, is_simple = None, True
+    if graphs:
+        nodes, inner = nnx_graph.new_references(), nnx_graph.new_references(objects)
+        ends = nnx_graph.only_objects((tuple(args), dict(kwargs)), has_states)
+        ends = nnx_graph.split(ends, nodes, inner, named=True)
+        result = nnx_graph.split(result, nodes, inner, named=True)
+        for path, value, place, part in _final_leaves(ends, leaves_of(*ends)):
+            cell = Cell(path, place, before=known.position(path, place, part))
+            is_changed = cell.before is None or value is not known.arrays[cell.before]
+            if is_changed and (is_array(value) or is_python_scalar(value)):
+                cell = replace(cell, written=len(after))
+                after.append(value)
+            elif is_changed:
+                cell = replace(cell, before=None, value=value)
+            cells.append(cell)
+        is_simple = (
+            all(map(nnx_graph.is_same_graph, graphs, _graphs(ends)))
+            and all(c.place.number in known.single for c in cells)
+            and not _graphs(result)
+        )
+        held = jax.tree.unflatten(jax.tree.structure(ends), cells)
     for number, (before, reference) in made.items():
-        position = known.places.get(id(before))
-        assert position is not None
-        path = arguments.array_paths[position]
-        place = LeafPlace((), "", None)
-        cells.append(Cell(path, place, number, position, first + len(after)))
+        position = known.places[id(before)]
+        path, place = arguments.array_paths[position], LeafPlace((), "", None)
+        cells.append(Cell(path, place, number, position, len(after)))
         after.append(reference[...])
-    return after, cells
-
-
-def _leaves_of(
-    ends: Any, leaves: Leaves, known: _Known
-) -> tuple[list[Any], list[Cell]]:
-    """Return the final leaves of all other objects that have to be written back, and
-    the cells of all of their leaves.
-
-    Args:
-      ends: the final objects, as `OpenedObject`.
-      leaves: their leaves.
-      known: positions of the argument arrays.
-    """
-    after: list[Any] = []
-    cells: list[Cell] = []
-    for path, value, place, part in zip(
-        leaves.paths, leaves.values, *_places(ends), strict=True
-    ):
-        cell = Cell(path, place, before=known.position(path, place, part))
-        if cell.before is not None and value is known.arrays[cell.before]:
-            pass
-        elif is_array(value) or is_python_scalar(value):
-            cell = replace(cell, written=len(after))
-            after.append(value)
-        else:
-            cell = replace(cell, before=None, value=value)
-        cells.append(cell)
-    return after, cells
+    is_state = bool(graphs) and has_states
+    written = Written(held, tuple(cells), is_simple, known.owned, is_state)
+    return result, after, written
 
 
 class _Known:
@@ -184,17 +146,16 @@ def _graphs(tree: Any) -> list[Any]:
     return [x.graphdef for x in leaves if is_held(x)]
 
 
-def _places(tree: Any) -> tuple[list[LeafPlace], list[int]]:
-    """Return, for every leaf, its position in its object, and its number in its
-    variable."""
-    places: list[LeafPlace] = []
-    parts: list[int] = []
-    for held in jax.tree.leaves(tree, is_leaf=is_held):
+def _final_leaves(
+    ends: Any, leaves: Leaves
+) -> Iterator[tuple[str, Any, LeafPlace, int]]:
+    """Yield the path and value of every leaf of the final objects, its position in its
+    object, and its number in its variable."""
+    left = zip(leaves.paths, leaves.values, strict=True)
+    for held in jax.tree.leaves(ends, is_leaf=is_held):
         for place, leaf in zip(held.places, held.leaves, strict=True):
-            count = len(jax.tree.leaves(leaf))
-            places += [place] * count
-            parts += range(count)
-    return places, parts
+            for part in range(len(jax.tree.leaves(leaf))):
+                yield *next(left), place, part
 
 
 def lift(

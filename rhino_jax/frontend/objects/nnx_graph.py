@@ -52,12 +52,12 @@ def use_no_cache() -> None:
     GRAPH_CONTEXT.tmp_static_cache = None
 
 
-def new_references() -> Any:
-    """Return an empty map from objects (by identity) to numbers, in the order of
-    discovery."""
+def new_references(objects: Any = None) -> Any:
+    """Return a map from objects (by identity) to numbers, in the order of discovery:
+    empty, or the inverse of `objects`."""
     from flax.nnx.graph import RefMap
 
-    return RefMap()
+    return RefMap() if objects is None else RefMap.from_indexmap(objects)
 
 
 def new_objects(references: Any = None) -> Any:
@@ -65,13 +65,6 @@ def new_objects(references: Any = None) -> Any:
     from flax.nnx.graph import IndexMap
 
     return IndexMap() if references is None else IndexMap.from_refmap(references)
-
-
-def references_of(objects: Any) -> Any:
-    """Return the map from objects to numbers, the inverse of `objects`."""
-    from flax.nnx.graph import RefMap
-
-    return RefMap.from_indexmap(objects)
 
 
 def split(

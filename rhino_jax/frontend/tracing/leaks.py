@@ -184,66 +184,61 @@ _AT_MOST = 2_000
 """Maximal number of objects that are searched, to bound the time of a trace."""
 
 
-class LeakWatch:
-    """A snapshot of everything that a function can reach, taken before its trace.
+def leak_watch(
+    fn: Callable[..., Any], statics: Iterable[tuple[str, Any]]
+) -> Callable[[str, str], None]:
+    """Take a snapshot of everything that a function can reach, before its trace, and
+    return the check after it.
 
     Args:
       fn: the user's function.
       statics: (path, value) of arguments that are no arrays.
+
+    Returns:
+      A function of the caller, for messages, and of the function's name, that raises a
+      `TraceError` with the first of the places in which the function stored a tracer,
+      after restoring the old values.
     """
+    held_before: dict[int, tuple[str, Any, dict[Any, Any]]] = {}
+    start = (*statics, *reached_by(fn), *_variables(fn)) if is_outermost() else ()
+    # Breadth first, so that distant holders are cut off at the limit.
+    left = deque(start)
+    while left and len(held_before) < _AT_MOST:
+        path, value = left.popleft()
+        held = None if id(value) in held_before else items(value)
+        if held is not None:
+            held_before[id(value)] = (path, value, held)
+            left.extend(within(path, value, held))
 
-    def __init__(
-        self, fn: Callable[..., Any], statics: Iterable[tuple[str, Any]]
-    ) -> None:
-        self._before: dict[int, tuple[str, Any, dict[Any, Any]]] = {}
-        if is_outermost():
-            self._look(deque((*statics, *reached_by(fn), *_variables(fn))))
-
-    def _look(self, left: deque[tuple[str, Any]]) -> None:
-        """Record the items of holders, breadth first, so that distant ones are cut off
-        at the limit."""
-        while left and len(self._before) < _AT_MOST:
-            path, value = left.popleft()
-            if id(value) in self._before:
-                continue
-            held = items(value)
-            if held is not None:
-                self._before[id(value)] = (path, value, held)
-                left.extend(within(path, value, held))
-
-    def check(self, what: str, name: str) -> None:
-        """Refuse a function that stored a tracer, after restoring the old value.
-
-        Args:
-          what: the caller, for messages.
-          name: name of the function.
-
-        Raises:
-          TraceError: names the first of the changed places.
-        """
+    def check(what: str, name: str) -> None:
         leaks = []
-        for path, value, before in self._before.values():
+        for path, value, before in held_before.values():
             for key, now in (items(value) or {}).items():
                 if before.get(key, NOTHING) is now or not _holds_tracer(now):
                     continue
                 restore(value, key, before)
                 if not _is_cached_property(value, key):
                     leaks.append((step(path, value, key), now))
-        if not leaks:
-            return
-        path, now = leaks[0]
-        tracer = next(x for x in jax.tree.leaves(now) if isinstance(x, jax.core.Tracer))
-        more = f", and {len(leaks) - 1} more" if len(leaks) > 1 else ""
-        raise TraceError(
-            f"{what}: `{name}` keeps a value of its trace in `{path}`{more}: updates of"
-            " it would be lost, since only the first call runs the Python code.",
-            where=path,
-            numbers=f"{tracer.aval.str_short()}; nothing has run, and `{path}` is as it"
-            " was",
-            fix="return the value, and pass the state as an argument; or hold it in a"
-            " `flax.nnx.Module`, an `equinox.nn.State` or a `jax.new_ref`, and pass"
-            " that.",
-        )
+        if leaks:
+            raise _leaked(leaks, what, name)
+
+    return check
+
+
+def _leaked(leaks: list[tuple[str, Any]], what: str, name: str) -> TraceError:
+    path, now = leaks[0]
+    tracer = next(x for x in jax.tree.leaves(now) if isinstance(x, jax.core.Tracer))
+    more = f", and {len(leaks) - 1} more" if len(leaks) > 1 else ""
+    return TraceError(
+        f"{what}: `{name}` keeps a value of its trace in `{path}`{more}: updates of"
+        " it would be lost, since only the first call runs the Python code.",
+        where=path,
+        numbers=f"{tracer.aval.str_short()}; nothing has run, and `{path}` is as it"
+        " was",
+        fix="return the value, and pass the state as an argument; or hold it in a"
+        " `flax.nnx.Module`, an `equinox.nn.State` or a `jax.new_ref`, and pass"
+        " that.",
+    )
 
 
 def _variables(fn: Any) -> Iterator[tuple[str, Any]]:
