@@ -7,15 +7,17 @@ of the walk (before the ops of their own regions): a walk over the jaxpr with
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
+from jax.dtypes import float0
 
 from rhino_jax import _compat
-from rhino_jax.errors import RuleError
-from rhino_jax.frontend.found_rules import Borders, FoundRules, Type, type_of
+from rhino_jax.errors import RuleError, TraceError
 from rhino_jax.frontend.known_values import (
     ASSUMED_TRIP_COUNT,
     fold,
@@ -25,13 +27,13 @@ from rhino_jax.frontend.known_values import (
 from rhino_jax.frontend.manual import manual_of
 from rhino_jax.frontend.pallas import (
     estimated_flops,
-    hidden_body,
     kernel_name,
     runs_of_body,
 )
 from rhino_jax.frontend.provenance import NOWHERE, label_of, source_of
 from rhino_jax.frontend.regions import (
     REMATS,
+    body_jaxpr,
     closed_region_jaxprs,
     entering,
     has_barrier,
@@ -101,22 +103,19 @@ def import_jaxpr(
     """
     jaxpr = _compat.open_jaxpr(closed_jaxpr)
     num_in, num_out = len(jaxpr.invars), len(jaxpr.outvars)
-    if input_paths is None:
-        input_paths = [f"in[{i}]" for i in range(num_in)]
-    if output_paths is None:
-        output_paths = [f"out[{i}]" for i in range(num_out)]
-    donated = [False] * num_in if donated is None else donated
-    state_of = [None] * num_out if state_of is None else state_of
-    for what, given, expected in (
-        ("input_paths", len(input_paths), num_in),
-        ("donated", len(donated), num_in),
-        ("output_paths", len(output_paths), num_out),
-        ("state_of", len(state_of), num_out),
-    ):
-        if given != expected:
+
+    def entries(what: str, given: Any, expected: int, default: Any) -> Sequence[Any]:
+        found = [*map(default, range(expected))] if given is None else given
+        if len(found) != expected:
             raise ValueError(
-                f"`import_jaxpr`: {what} has {given} entries, the jaxpr {expected}"
+                f"`import_jaxpr`: {what} has {len(found)} entries, the jaxpr {expected}"
             )
+        return found
+
+    input_paths = entries("input_paths", input_paths, num_in, "in[{}]".format)
+    donated = entries("donated", donated, num_in, lambda i: False)
+    output_paths = entries("output_paths", output_paths, num_out, "out[{}]".format)
+    state_of = entries("state_of", state_of, num_out, lambda i: None)
     builder = _ProgramBuilder()
     arguments = tuple(builder.value(v.aval) for v in jaxpr.invars)
     consts = tuple(builder.value(v.aval) for v in jaxpr.constvars)
@@ -155,6 +154,34 @@ def jaxpr_flops(jaxpr: Any) -> float:
     return sum(op.flops * count for op, count in program.walk())
 
 
+Type = tuple[tuple[int, ...], str]
+"""Shape and element type."""
+
+
+def type_of(aval: Any) -> Type:
+    """Return shape and element type of an abstract value; tokens are scalars.
+
+    Raises:
+      TraceError: a dim is not a number.
+    """
+    shape = getattr(aval, "shape", ())
+    dtype = getattr(aval, "dtype", "token")
+    if all(type(d) is int for d in shape):
+        return shape if type(shape) is tuple else tuple(shape), _name_of(dtype)
+    if not all(isinstance(d, Integral) for d in shape):
+        raise TraceError(
+            "the program cannot be imported: it has a dim that is not a number.",
+            numbers=f"shape {shape}",
+            fix="trace the function with concrete shapes, not with symbolic ones.",
+        )
+    return tuple(int(d) for d in shape), _name_of(dtype)
+
+
+@functools.cache
+def _name_of(dtype: Any) -> str:
+    return "float0" if dtype == float0 else str(dtype)
+
+
 Env = dict[Any, int]
 """Variable of one jaxpr → value id; jaxprs may share variables, so each has its own."""
 
@@ -167,7 +194,10 @@ class _ProgramBuilder:
         self.ops: list[Op | None] = []
         self.known: dict[int, np.ndarray] = {}  # by value id
         self.types: dict[Type, Type] = {}  # equal types are one object
-        self.rules, self.borders = FoundRules(rule_of), Borders()
+        self.found: dict[Hashable, tuple[OpRule, bool]] = {}
+        self.rules: dict[Rule, Rule] = {}  # equal rules are one object
+        self.same: dict[int, tuple[Rule, Rule]] = {}  # id → it, its equal
+        self.received: set[Hashable] = set()  # see `with_borders`
 
     def value(self, aval: Any, *, is_literal: bool = False) -> int:
         found = type_of(aval)
@@ -213,7 +243,7 @@ class _ProgramBuilder:
             for made, inner in zip(results, call.regions[0].outputs, strict=False):
                 if inner in self.known:
                     self.known[made] = self.known[inner]
-        rule, is_known = (None, True) if call else self.rules.of(eqn)
+        rule, is_known = (None, True) if call else self.found_rule(eqn)
         manual = manual_of(eqn, source)
         traits = (rule and rule.traits) or traits_of(name)
         if eqn.effects and call is None:
@@ -236,11 +266,45 @@ class _ProgramBuilder:
         )
         return op_id
 
+    def found_rule(self, eqn: Any) -> tuple[OpRule, bool]:
+        """Return the rule of an equation, and whether a rule is known; equal equations,
+        as of unrolled layers, look theirs up once."""
+        seen = _seen_of(eqn)
+        if seen is None:
+            return rule_of(eqn)
+        if seen not in self.found:
+            self.found[seen] = rule_of(eqn)
+        return self.found[seen]
+
     def rule(self, operands: tuple[int, ...], found: OpRule) -> Rule:
         rule = found.rule
         if found.traits and found.traits.kind is OpKind.CONVOLUTION:
-            rule = self.borders.of(operands, rule)
-        return self.rules.one(rule)
+            rule = self.with_borders(operands, rule)
+        if id(rule) not in self.same:
+            self.same[id(rule)] = rule, self.rules.setdefault(rule, rule)
+        return self.same[id(rule)][1]
+
+    def with_borders(self, operands: tuple[int, ...], rule: Rule) -> Rule:
+        """Return the rule of a convolution, with the borders marked that shards have
+        received from their neighbours for earlier ones.
+
+        The gradient of a convolution with respect to its kernel reads the image as the
+        convolution does. XLA sends the borders of a value once, for all ops that read
+        the same ones (CPU, v5e:2x4 and 8 H100, jax 0.10.2); twice where a plan shards
+        its windows in only one of them, which is rare, and is left out.
+        """
+        factors, read = list(rule.factors), []
+        for dim, held in enumerate(rule.operands[0] if rule.operands else ()):
+            f = held[0] if held else None
+            if f is None or factors[f].slides_over is None:
+                continue
+            # The border includes corners, so it depends on the dims before.
+            read.append((dim, factors[f].halo))
+            border = operands[0], tuple(read)
+            if border in self.received:
+                factors[f] = replace(factors[f], is_received=True)
+            self.received.add(border)
+        return replace(rule, factors=tuple(factors)) if read else rule
 
     def call(
         self, eqn: Any, operands: tuple[int, ...], source: Source
@@ -311,6 +375,22 @@ class _ProgramBuilder:
         return self.region(jaxpr, env, inputs, source)
 
 
+def _seen_of(eqn: Any) -> Hashable | None:
+    """Return a key of everything that rules can see of an equation; None where it has
+    none."""
+    params = eqn.params
+    if any(_compat.is_jaxpr(v) or callable(v) for v in params.values()):
+        return None
+    ins = tuple(type_of(v.aval) for v in eqn.invars)
+    outs = tuple(type_of(v.aval) for v in eqn.outvars)
+    seen = eqn.primitive, ins, outs, tuple(params.items())
+    try:
+        hash(seen)
+    except TypeError:
+        return None
+    return seen
+
+
 def rule_of(eqn: Any) -> tuple[OpRule, bool]:
     """Return the factors of a plain op, and whether a rule gave them.
 
@@ -363,5 +443,5 @@ def _body_flops(eqn: Any) -> float:
     estimate = estimated_flops(eqn)
     if estimate is not None:
         return estimate
-    body = hidden_body(eqn)
+    body = body_jaxpr(eqn.params)
     return 0.0 if body is None else jaxpr_flops(body) * runs_of_body(eqn)

@@ -104,6 +104,7 @@ def local_params(params: Any, grid: Grid, pieces: Sequence[int]) -> dict[str, An
       grid: its grid.
       pieces: number of shards of each axis of the grid.
     """
+    params = everywhere_params(params)
     mapping = params["grid_mapping"]
 
     def local(aval: Any, moves: Moves) -> Any:
@@ -113,26 +114,15 @@ def local_params(params: Any, grid: Grid, pieces: Sequence[int]) -> dict[str, An
         )
         return aval.update(shape=shape)
 
+    moved = (*grid.operands[grid.num_scalars :], *grid.results)
     blocks = tuple(
-        block.replace(
-            array_aval=local(block.array_aval, moves),
-            index_map_jaxpr=in_current_mesh(block.index_map_jaxpr),
-        )
-        for block, moves in zip(
-            mapping.block_mappings,
-            (*grid.operands[grid.num_scalars :], *grid.results),
-            strict=True,
-        )
+        block.replace(array_aval=local(block.array_aval, moves))
+        for block, moves in zip(mapping.block_mappings, moved, strict=True)
     )
     sizes = tuple(n // p for n, p in zip(grid.sizes, pieces, strict=True))
-    outs = tuple(
-        local(aval, moves)
-        for aval, moves in zip(params["out_avals"], grid.results, strict=True)
-    )
     changed = {
         "grid_mapping": mapping.replace(grid=sizes, block_mappings=blocks),
-        "out_avals": outs,
-        "jaxpr": in_current_mesh(params["jaxpr"]),
+        "out_avals": tuple(map(local, params["out_avals"], grid.results)),
     }
     estimate = params.get("cost_estimate")
     if dataclasses.is_dataclass(estimate) and not isinstance(estimate, type):
@@ -228,11 +218,6 @@ def estimated_flops(eqn: Any) -> float | None:
     estimate = eqn.params.get("cost_estimate")
     flops = getattr(estimate, "flops", None)
     return None if flops is None else float(flops)
-
-
-def hidden_body(eqn: Any) -> Any | None:
-    """Return the sub-jaxpr of an opaque op, or None."""
-    return body_jaxpr(eqn.params)
 
 
 def runs_of_body(eqn: Any) -> int:

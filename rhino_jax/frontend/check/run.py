@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -32,62 +31,48 @@ Outcome = list[np.ndarray] | Exception
 """The results of one run, or the exception that it raised."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrimitiveRunner:
-    """Runs one equation's primitive on NumPy arrays.
+def runner_of(
+    eqn: Any, args: Sequence[Any], fn: Callable[..., Any] | None
+) -> Callable[[Sequence[Call]], list[Outcome]]:
+    """Return a function from runs of an equation's primitive to their outcomes, in
+    order, with one compilation unless some run fails.
 
     PRNG keys are passed as their words, in trailing dims.
 
-    Attributes:
+    Args:
       eqn: the equation.
-      key_impls: for every operand, the PRNG implementation of its keys; None for other
-        arrays.
+      args: its operands; those of all runs are of their kinds.
       fn: runs the op on arrays of any size, instead of the primitive; None: the
         primitive runs.
     """
+    impls = [jax.random.key_impl(x) if is_key(x) else None for x in args]
 
-    eqn: Any
-    key_impls: tuple[Any, ...]
-    fn: Callable[..., Any] | None = None
+    def run(operands: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
+        arrays = [
+            jnp.asarray(x) if impl is None else jax.random.wrap_key_data(x, impl=impl)
+            for x, impl in zip(operands, impls, strict=True)
+        ]
+        if fn is not None:
+            results = jax.tree.leaves(fn(*arrays))
+        else:
+            results = bind_eqn(eqn, arrays, params)
+        return [jax.random.key_data(x) if is_key(x) else x for x in results]
 
-    def __call__(self, calls: Sequence[Call]) -> list[Outcome]:
-        """Return the outcomes of all runs, in order, with one compilation unless some
-        run fails."""
+    def runner(calls: Sequence[Call]) -> list[Outcome]:
         operands = [list(call[0]) for call in calls]
-        params = [call[1] for call in calls]
 
         def run_all(arrays: list[list[Any]]) -> list[list[Any]]:
-            return [self._run(x, p) for x, p in zip(arrays, params, strict=True)]
+            return [run(x, call[1]) for x, call in zip(arrays, calls, strict=True)]
 
         try:
-            return [
-                [np.asarray(x) for x in results]
-                for results in jax.jit(run_all)(operands)
-            ]
+            return [[*map(np.asarray, each)] for each in jax.jit(run_all)(operands)]
         except Exception as error:
             # Find out which run failed; a user's op may raise any exception.
             if len(calls) == 1:
                 return [error]
-            return [outcome for call in calls for outcome in self([call])]
+            return [outcome for call in calls for outcome in runner([call])]
 
-    def _run(self, operands: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
-        arrays = [
-            jnp.asarray(x) if impl is None else jax.random.wrap_key_data(x, impl=impl)
-            for x, impl in zip(operands, self.key_impls, strict=True)
-        ]
-        if self.fn is not None:
-            results = jax.tree.leaves(self.fn(*arrays))
-        else:
-            results = bind_eqn(self.eqn, arrays, params)
-        return [jax.random.key_data(x) if is_key(x) else x for x in results]
-
-
-def runner_of(
-    eqn: Any, args: Sequence[Any], fn: Callable[..., Any] | None
-) -> PrimitiveRunner:
-    """Return the runner of an equation, for operands of the kinds of `args`."""
-    impls = tuple(jax.random.key_impl(x) if is_key(x) else None for x in args)
-    return PrimitiveRunner(eqn, impls, fn)
+    return runner
 
 
 def is_key(x: Any) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -127,14 +127,16 @@ class CallTrace:
           TraceError: no form can be traced, or their results differ.
         """
         source = source_of(current_source())
-        call = FormCall(functions, args, kwargs)
-        text = f"{source.function}: {' | '.join(functions)} of {call.types}"
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        types = _types_of(leaves)
+        text = f"{source.function}: {' | '.join(functions)} of {types}"
         place = text, source.file, source.line
         site = self.sites.get(place)
         if site is None:
             same = sum(other[0] == text for other in self.sites)
             key = f"{text} #{same + 1}" if same else text
-            site = self.known.get(place) or call.site(key, source)
+            site = self.known.get(place)
+            site = site or _site(functions, leaves, tree, key, source)
             self.sites[place] = site
         site.scopes.add(source.scopes)
         return self.chosen.get(site.key, site.first)
@@ -169,74 +171,73 @@ def _within(trace: CallTrace | None) -> Iterator[None]:
         _TRACE.reset(token)
 
 
-class FormCall:
-    """A call of a function of `rhino.choose`.
+def _types_of(leaves: Sequence[Any]) -> str:
+    """Return the types of the arrays among arguments, and the others, as text."""
+    texts = [type_text(x) if isinstance(x, _ARRAYS) else _text(x) for x in leaves]
+    types = ", ".join(texts)
+    if len(types) > MAX_TYPES:
+        types = f"{types[:MAX_TYPES]}… {zlib.crc32(types.encode()):08x}"
+    return types
 
-    Attributes:
-      types: the types of its arrays, and its other arguments, as text.
+
+def _site(
+    functions: Functions, leaves: Sequence[Any], tree: Any, key: str, source: Source
+) -> CallSite:
+    """Trace every form of a call.
+
+    Args:
+      functions: the forms.
+      leaves, tree: the arguments, by position and by name.
+      key, source: of the call site.
+
+    Raises:
+      TraceError: as `CallTrace.form`.
     """
+    at = [i for i, x in enumerate(leaves) if isinstance(x, _ARRAYS)]
 
-    def __init__(self, functions: Functions, args: Any, kwargs: Any) -> None:
-        self.functions = functions
-        leaves, self.tree = jax.tree.flatten((args, kwargs))
-        self.at = [i for i, x in enumerate(leaves) if isinstance(x, _ARRAYS)]
-        self.leaves, self.arrays = leaves, [leaves[i] for i in self.at]
-        texts = [type_text(x) if isinstance(x, _ARRAYS) else _text(x) for x in leaves]
-        types = ", ".join(texts)
-        if len(types) > MAX_TYPES:
-            types = f"{types[:MAX_TYPES]}… {zlib.crc32(types.encode()):08x}"
-        self.types = types
-
-    def site(self, key: str, source: Source) -> CallSite:
-        """Trace every form of the call.
-
-        Raises:
-          TraceError: as `CallTrace.form`.
-        """
-        traced: dict[str, Any] = {}
-        left: dict[str, str] = {}
-        results: dict[str, Any] = {}
-        error: Exception | None = None
-        for name, function in self.functions.items():
-            try:
-                with _within(None):
-                    traced[name], results[name] = self._trace(function)
-            except Exception as raised:
-                left[name] = reason_of(raised)
-                error = error or raised
-        if not traced:
-            raise TraceError(
-                "`rhino.choose`: no form can be traced.",
-                where=str(source),
-                numbers="; ".join(f"{name}: {why}" for name, why in left.items()),
-                fix="give a form that these arguments suit.",
-            ) from error
-        first, *others = results
-        for name in others:
-            if results[name] != results[first]:
-                raise TraceError(
-                    f"`rhino.choose`: forms {first!r} and {name!r} give different"
-                    " results.",
-                    where=str(source),
-                    numbers=f"{first}: {brief(results[first])}; {name}:"
-                    f" {brief(results[name])}",
-                    fix="return the same shapes and dtypes, as result.astype(x.dtype).",
-                )
-        return CallSite(key, source, set(), traced, left)
-
-    def _trace(self, function: Callable[..., Any]) -> tuple[Any, Any]:
+    def traced_as(function: Callable[..., Any]) -> tuple[Any, Any]:
         """Return the jaxpr of the call, and the types of its results."""
 
         def run(*arrays: Any) -> Any:
-            leaves = list(self.leaves)
-            for i, x in zip(self.at, arrays, strict=True):
-                leaves[i] = x
-            args, kwargs = jax.tree.unflatten(self.tree, leaves)
+            given = dict(zip(at, arrays, strict=True))
+            everything = [given.get(i, x) for i, x in enumerate(leaves)]
+            args, kwargs = jax.tree.unflatten(tree, everything)
             return function(*args, **kwargs)
 
-        closed, results = jax.make_jaxpr(run, return_shape=True)(*self.arrays)
+        traced = jax.make_jaxpr(run, return_shape=True)
+        closed, results = traced(*[leaves[i] for i in at])
         types = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", results)
         return consts_as_inputs(open_jaxpr(closed)), types
+
+    traced: dict[str, Any] = {}
+    left: dict[str, str] = {}
+    results: dict[str, Any] = {}
+    error: Exception | None = None
+    for name, function in functions.items():
+        try:
+            with _within(None):
+                traced[name], results[name] = traced_as(function)
+        except Exception as raised:
+            left[name] = reason_of(raised)
+            error = error or raised
+    if not traced:
+        raise TraceError(
+            "`rhino.choose`: no form can be traced.",
+            where=str(source),
+            numbers="; ".join(f"{name}: {why}" for name, why in left.items()),
+            fix="give a form that these arguments suit.",
+        ) from error
+    first, *others = results
+    for name in others:
+        if results[name] != results[first]:
+            raise TraceError(
+                f"`rhino.choose`: forms {first!r} and {name!r} give different results.",
+                where=str(source),
+                numbers=f"{first}: {brief(results[first])}; {name}:"
+                f" {brief(results[name])}",
+                fix="return the same shapes and dtypes, as result.astype(x.dtype).",
+            )
+    return CallSite(key, source, set(), traced, left)
 
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
