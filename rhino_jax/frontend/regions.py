@@ -8,6 +8,7 @@ order.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -82,16 +83,22 @@ def region_kind(eqn: Any) -> RegionKind | None:
     return None
 
 
-def closed_region_jaxprs(eqn: Any) -> tuple[Any, ...]:
-    """Return the sub-jaxprs as in the parameters, with their constants."""
+def _body_keys(eqn: Any) -> tuple[str, ...]:
+    """Return the parameters that hold the sub-jaxprs of an equation."""
     kind = region_kind(eqn)
     if kind is None:
         return ()
     if kind is RegionKind.WHILE:
-        return eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+        return "cond_jaxpr", "body_jaxpr"
     if kind is RegionKind.COND:
-        return tuple(eqn.params["branches"])
-    return (body_jaxpr(eqn.params),)
+        return ("branches",)
+    return (next(key for key in _BODY_PARAMS if is_jaxpr(eqn.params.get(key))),)
+
+
+def closed_region_jaxprs(eqn: Any) -> tuple[Any, ...]:
+    """Return the sub-jaxprs as in the parameters, with their constants."""
+    found = tuple(eqn.params[key] for key in _body_keys(eqn))
+    return tuple(found[0]) if eqn.primitive.name == "cond" else found
 
 
 def region_jaxprs(eqn: Any) -> tuple[Any, ...]:
@@ -268,14 +275,9 @@ def with_jaxprs(eqn: Any, jaxprs: Sequence[Any]) -> Mapping[str, Any]:
       eqn: an equation with regions.
       jaxprs: the new sub-jaxprs, in the order of `closed_region_jaxprs(eqn)`.
     """
-    kind = region_kind(eqn)
-    if kind is RegionKind.WHILE:
-        return {**eqn.params, "cond_jaxpr": jaxprs[0], "body_jaxpr": jaxprs[1]}
-    if kind is RegionKind.COND:
-        return {**eqn.params, "branches": tuple(jaxprs)}
-    old = body_jaxpr(eqn.params)
-    key = next(key for key, value in eqn.params.items() if value is old)
-    return {**eqn.params, key: jaxprs[0]}
+    keys = _body_keys(eqn)
+    new = [tuple(jaxprs)] if keys == ("branches",) else jaxprs
+    return {**eqn.params, **dict(zip(keys, new, strict=True))}
 
 
 def with_bodies(eqn: Any, change: Callable[[Any], Any]) -> Any:
@@ -301,6 +303,21 @@ def with_changed(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any]) -> Any
     return with_eqns(jaxpr, eqns, list(outvars))
 
 
+def with_equations(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a jaxpr with changed equations, and those of their sub-jaxprs after them;
+    the same object where none changes.
+
+    Args:
+      jaxpr: closed or not.
+      change: equation → its replacement, or the same object.
+    """
+    opened, eqns = open_jaxpr(jaxpr), []
+    for eqn in opened.eqns:
+        inside = functools.partial(with_equations, change=change)
+        eqns.append(with_bodies(change(eqn), inside))
+    return with_changed(jaxpr, eqns, opened.outvars)
+
+
 def body_jaxpr(params: Mapping[str, Any]) -> Any | None:
     """Return the sub-jaxpr among an equation's parameters, closed or not; None without
     one."""
@@ -312,11 +329,9 @@ def body_jaxpr(params: Mapping[str, Any]) -> Any | None:
 
 def sub_jaxprs(eqn: Any) -> list[Any]:
     """Return all jaxprs among an equation's parameters, whatever their purpose."""
-    found: list[Any] = []
-    for value in eqn.params.values():
-        several = value if isinstance(value, tuple | list) else (value,)
-        found += [x for x in several if is_jaxpr(x)]
-    return found
+    params = eqn.params.values()
+    several = (x if isinstance(x, tuple | list) else (x,) for x in params)
+    return [x for found in several for x in found if is_jaxpr(x)]
 
 
 def inner_equations(

@@ -30,6 +30,7 @@ from rhino_jax.frontend.regions import (
     closed_region_jaxprs,
     evaluate,
     inline_call,
+    inner_equations,
     region_kind,
     with_jaxprs,
 )
@@ -70,14 +71,9 @@ def split_merged_dims(jaxpr: Any) -> Any:
 
 def _merges(jaxpr: Any) -> bool:
     """Whether any reshape in a jaxpr merges several dims into one."""
-    for eqn in open_jaxpr(jaxpr).eqns:
-        if eqn.primitive.name == "reshape":
-            found = spell(eqn, [Form(groups_of(eqn.invars[0]))])
-            if found is not None and is_apart(found.results[0]):
-                return True
-        if any(map(_merges, closed_region_jaxprs(eqn))):
-            return True
-    return False
+    reshapes = (e for e in inner_equations(jaxpr) if e.primitive.name == "reshape")
+    spelled = (spell(eqn, [Form(groups_of(eqn.invars[0]))]) for eqn in reshapes)
+    return any(found is not None and is_apart(found.results[0]) for found in spelled)
 
 
 class _Value:
@@ -264,10 +260,8 @@ class _Emitter:
         found = self._is_changed.get(id(jaxpr))
         if found is None:
             merging = {at for at, _ in self.flows.kept}
-            found = self._is_changed[id(jaxpr)] = any(
-                id(eqn) in merging or any(map(self.changes, closed_region_jaxprs(eqn)))
-                for eqn in open_jaxpr(jaxpr).eqns
-            )
+            found = any(id(eqn) in merging for eqn in inner_equations(jaxpr))
+            self._is_changed[id(jaxpr)] = found
         return found
 
     def rebuilt_as_it_was(self, old: Any) -> Any:

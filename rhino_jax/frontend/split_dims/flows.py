@@ -15,8 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rhino_jax._compat import is_literal, open_jaxpr, scan_counts
-from rhino_jax.frontend.regions import PLAIN_CALLS, closed_region_jaxprs, region_kind
+from rhino_jax._compat import open_jaxpr, scan_counts
+from rhino_jax.frontend.regions import (
+    PLAIN_CALLS,
+    closed_region_jaxprs,
+    evaluate,
+    region_kind,
+)
 from rhino_jax.frontend.split_dims import moved  # noqa: F401  it registers ops
 from rhino_jax.frontend.split_dims.forms import (
     SMALL,
@@ -87,17 +92,8 @@ class _FlowWalk:
     carries: dict[int, list[Groups]] = field(default_factory=dict)
 
     def region(self, jaxpr: Any, inputs: Sequence[Form]) -> list[Form]:
-        env: dict[Any, Form] = dict(zip(jaxpr.invars, inputs, strict=True))
-        for var in jaxpr.constvars:
-            env[var] = Form(groups_of(var))
-
-        def read(atom: Any) -> Form:
-            return Form(groups_of(atom)) if is_literal(atom) else env[atom]
-
-        for eqn in jaxpr.eqns:
-            results = self.eqn(eqn, [read(atom) for atom in eqn.invars])
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        plain = lambda _, atom: Form(groups_of(atom))  # noqa: E731
+        return evaluate(jaxpr, jaxpr.constvars, inputs, self.eqn, plain)
 
     def eqn(self, eqn: Any, operands: list[Form]) -> list[Form]:
         kind = region_kind(eqn)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rhino_jax.frontend.importer import rule_of
 from rhino_jax.frontend.split_dims.forms import (
     LANES,
     DimParts,
@@ -19,19 +18,13 @@ from rhino_jax.frontend.split_dims.forms import (
     Spelled,
     places,
 )
-from rhino_jax.frontend.split_dims.ops import (
-    alike_factors,
-    factors_of,
-    on_factors,
-    spells,
-)
+from rhino_jax.frontend.split_dims.ops import on_factors, spells
 
 
 @spells("transpose")
 def transpose(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
     """Permute dims; the parts of a dim stay together."""
-    rule = rule_of(eqn)[0].rule
-    read, made = on_factors(eqn, forms, rule, alike_factors(rule))
+    read, made = on_factors(eqn, forms)
     order = places(read[0], eqn.params["permutation"])
     return Spelled(read, made, {**eqn.params, "permutation": order})
 
@@ -39,8 +32,7 @@ def transpose(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled
 @spells("squeeze", "expand_dims")
 def squeeze(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
     """Add or drop dims of size one, which have one part."""
-    rule = rule_of(eqn)[0].rule
-    read, made = on_factors(eqn, forms, rule, alike_factors(rule))
+    read, made = on_factors(eqn, forms)
     whole = max(read[0], made[0], key=len)
     dims = sorted(d % len(whole) for d in eqn.params["dimensions"])
     return Spelled(read, made, {**eqn.params, "dimensions": places(whole, dims)})
@@ -49,8 +41,7 @@ def squeeze(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
 @spells("slice")
 def slice_(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
     """Slice; dims that are not taken in full stay merged."""
-    rule, params = rule_of(eqn)[0].rule, eqn.params
-    read, made = on_factors(eqn, forms, rule, alike_factors(rule))
+    params, (read, made) = eqn.params, on_factors(eqn, forms)
     strides = params["strides"] or (1,) * len(made[0])
     bounds: list[tuple[int, int, int]] = []
     for d, group in enumerate(read[0]):
@@ -69,8 +60,7 @@ def slice_(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
 @spells("pad")
 def pad(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
     """Pad; dims that are padded stay merged."""
-    rule, config = rule_of(eqn)[0].rule, eqn.params["padding_config"]
-    read, made = on_factors(eqn, forms, rule, alike_factors(rule))
+    config, (read, made) = eqn.params["padding_config"], on_factors(eqn, forms)
     paddings = tuple(p for p, g in zip(config, read[0], strict=True) for _ in g.sizes)
     return Spelled(read, made, {**eqn.params, "padding_config": paddings})
 
@@ -79,8 +69,7 @@ def pad(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
 def dot_general(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
     """Give free dims any parts, and contracted and batch dims the parts of both
     sides."""
-    rule = rule_of(eqn)[0].rule
-    read, made = on_factors(eqn, forms, rule, alike_factors(rule), splits_small=False)
+    read, made = on_factors(eqn, forms, splits_small=False)
     contract, batch = eqn.params["dimension_numbers"]
     numbers = tuple(
         tuple(places(groups, dims) for groups, dims in zip(read, pairs, strict=True))
@@ -109,9 +98,8 @@ def _is_cramped(free: Sequence[DimParts]) -> bool:
 def gather(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
     """Split the batch dims of the result like those of the indices, the others like the
     windows'."""
-    rule, numbers = rule_of(eqn)[0].rule, eqn.params["dimension_numbers"]
-    alike = alike_factors(rule) - factors_of(rule.operands[0], numbers.start_index_map)
-    read, made = on_factors(eqn, forms, rule, alike)
+    numbers = eqn.params["dimension_numbers"]
+    read, made = on_factors(eqn, forms, merged=numbers.start_index_map)
     slices: list[int] = []
     for d, (size, parts) in enumerate(
         zip(eqn.params["slice_sizes"], read[0], strict=True)
@@ -121,19 +109,19 @@ def gather(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
             slices += [1] * len(parts.sizes) if is_batch else parts.sizes
         else:
             slices.append(size)
-    found = {
-        "offset_dims": made[0],
-        "collapsed_slice_dims": read[0],
-        "start_index_map": read[0],
-        "operand_batching_dims": read[0],
-        "start_indices_batching_dims": read[1],
-    }
-    numbers = _with_places(numbers, found)
+    numbers = _with_places(
+        numbers,
+        offset_dims=made[0],
+        collapsed_slice_dims=read[0],
+        start_index_map=read[0],
+        operand_batching_dims=read[0],
+        start_indices_batching_dims=read[1],
+    )
     params = {**eqn.params, "dimension_numbers": numbers, "slice_sizes": tuple(slices)}
     return Spelled(read, made, params)
 
 
-def _with_places(numbers: Any, groups: dict[str, Groups]) -> Any:
+def _with_places(numbers: Any, **groups: Groups) -> Any:
     """Return dimension numbers with the positions of the parts of dims for the dims.
 
     Args:
@@ -152,23 +140,21 @@ def scatter(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled |
     the windows'."""
     if len(forms) != 3:
         return None
-    rule, numbers = rule_of(eqn)[0].rule, eqn.params["dimension_numbers"]
+    numbers = eqn.params["dimension_numbers"]
+    addressed, rank = numbers.scatter_dims_to_operand_dims, len(forms[1].groups)
     # Parts of the indices keep the order of updates, of which the last one may count.
-    alike = alike_factors(rule) | {f for dim in rule.operands[1] for f in dim}
-    addressed = numbers.scatter_dims_to_operand_dims
-    alike -= factors_of(rule.operands[0], addressed)
-    read, made = on_factors(eqn, forms, rule, alike)
+    read, made = on_factors(eqn, forms, merged=addressed, alike={1: range(rank)})
     used = tuple(
         parts
         for d, parts in enumerate(read[1])
         if parts.is_apart and d not in numbers.scatter_indices_batching_dims
     )
-    found = {
-        "update_window_dims": read[2],
-        "inserted_window_dims": read[0],
-        "scatter_dims_to_operand_dims": read[0],
-        "operand_batching_dims": read[0],
-        "scatter_indices_batching_dims": read[1],
-    }
-    params = {**eqn.params, "dimension_numbers": _with_places(numbers, found)}
-    return Spelled(read, made, params, used)
+    numbers = _with_places(
+        numbers,
+        update_window_dims=read[2],
+        inserted_window_dims=read[0],
+        scatter_dims_to_operand_dims=read[0],
+        operand_batching_dims=read[0],
+        scatter_indices_batching_dims=read[1],
+    )
+    return Spelled(read, made, {**eqn.params, "dimension_numbers": numbers}, used)

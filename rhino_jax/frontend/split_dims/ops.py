@@ -8,7 +8,7 @@ the op cannot be expressed on them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from rhino_jax.frontend.split_dims.forms import (
     places,
     shape_of,
 )
-from rhino_jax.ir.factor import FactorKind, Layout, Rule
+from rhino_jax.ir.factor import FactorKind, Layout
 from rhino_jax.ir.traits import OpKind
 
 
@@ -229,7 +229,7 @@ def iota(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | No
     shape, along = eqn.params["shape"], eqn.params["dimension"]
     free = frozenset(range(len(shape))) - {along}
     made = tuple(
-        target[d] if target is not None and d in free else DimParts((size,))
+        target[d] if target and d in free else DimParts((size,))
         for d, size in enumerate(shape)
     )
     (place,) = places(made, [along])
@@ -240,24 +240,36 @@ def iota(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | No
 def on_factors(
     eqn: Any,
     forms: Sequence[Form],
-    rule: Rule,
-    alike: Set[int],
+    merged: Collection[int] = (),
+    alike: Mapping[int, Collection[int]] | None = None,
     *,
     splits_small: bool = True,
 ) -> tuple[tuple[Groups, ...], tuple[Groups, ...]]:
     """Return the groups in which an op reads its operands, and those of its results.
 
+    Dims whose indices the op treats alike, or sums over, may have any parts.
+
     Args:
-      eqn: the equation.
+      eqn: the equation; a dim of its rule has one factor or none.
       forms: forms of its operands.
-      rule: factors of the op; a dim has one or none.
-      alike: the factors that may have any parts.
+      merged: dims of the first operand that stay merged.
+      alike: position of an operand → dims that may have any parts as well.
       splits_small: see `forms.join`.
     """
+    rule = rule_of(eqn)[0].rule
+    kinds = FactorKind.PARALLEL, FactorKind.REDUCE
+    free = {f for f, factor in enumerate(rule.factors) if factor.kind in kinds}
+    free |= {
+        f
+        for i, dims in (alike or {}).items()
+        for d in dims
+        for f in rule.operands[i][d]
+    }
+    free -= {f for d in merged for f in rule.operands[0][d]}
     seen: dict[int, list[tuple[Form, int]]] = {}
     for form, layout in zip(forms, rule.operands, strict=True):
         for d, dim in enumerate(layout):
-            for f in alike & set(dim):
+            for f in free & set(dim):
                 seen.setdefault(f, []).append((form, d))
     parts = {f: join(at, splits_small=splits_small) for f, at in seen.items()}
 
@@ -273,17 +285,6 @@ def on_factors(
     )
 
 
-def alike_factors(rule: Rule) -> set[int]:
-    """Return the factors whose indices an op treats alike, or sums over."""
-    kinds = FactorKind.PARALLEL, FactorKind.REDUCE
-    return {f for f, factor in enumerate(rule.factors) if factor.kind in kinds}
-
-
-def factors_of(layout: Layout, dims: Collection[int]) -> set[int]:
-    """Return the factors of some dims."""
-    return {f for d in dims for f in layout[d]}
-
-
 def along(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
     """Reduce all parts of a dim together; keep the dims that other ops go along merged,
     and give all others any parts."""
@@ -291,13 +292,14 @@ def along(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | N
     name = traits.dims_param
     if name not in eqn.params or any(not form.groups for form in forms):
         return None
-    said, rule = eqn.params[name], rule_of(eqn)[0].rule
-    rank = len(forms[0].groups)
+    said, rank = eqn.params[name], len(forms[0].groups)
     dims = [d % rank for d in (said if isinstance(said, tuple) else (said,))]
-    alike = alike_factors(rule) - factors_of(rule.operands[0], dims)
-    if traits.kind is OpKind.REDUCTION and traits.reducer:
-        alike |= factors_of(rule.operands[0], dims)
-    read, made = on_factors(eqn, forms, rule, alike)
+    is_reduced = traits.kind is OpKind.REDUCTION and traits.reducer
+    read, made = (
+        on_factors(eqn, forms, alike={0: dims})
+        if is_reduced
+        else on_factors(eqn, forms, merged=dims)
+    )
     used = tuple(read[0][d] for d in sorted(dims) if read[0][d].is_apart)
     at = places(read[0], sorted(dims))
     params = {**eqn.params, name: at if isinstance(said, tuple) else at[0]}

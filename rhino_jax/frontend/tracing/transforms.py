@@ -38,8 +38,7 @@ from rhino_jax.frontend.regions import (
     rebuild_jaxpr,
     region_jaxprs,
     region_kind,
-    with_bodies,
-    with_changed,
+    with_equations,
     with_jaxprs,
 )
 from rhino_jax.frontend.split_dims import split_merged_dims
@@ -64,12 +63,10 @@ def with_open_solves(jaxpr: Any) -> Any:
     Returns:
       The same object where there are none.
     """
-    opened, eqns = open_jaxpr(jaxpr), []
-    for eqn in opened.eqns:
-        if eqn.primitive.name == LINEAR_SOLVE:
-            eqn = _call_of_solver(eqn)
-        eqns.append(with_bodies(eqn, with_open_solves))
-    return with_changed(jaxpr, eqns, opened.outvars)
+    return with_equations(
+        jaxpr,
+        lambda eqn: _call_of_solver(eqn) if eqn.primitive.name == LINEAR_SOLVE else eqn,
+    )
 
 
 def _call_of_solver(eqn: Any) -> Any:
@@ -103,14 +100,14 @@ def with_whole_predicates(jaxpr: Any) -> Any:
     Returns:
       The same object where there are none.
     """
-    opened, eqns = open_jaxpr(jaxpr), []
-    for eqn in opened.eqns:
-        eqn = with_bodies(eqn, with_whole_predicates)
-        if region_kind(eqn) is RegionKind.WHILE and not eqn.effects:
-            cond, _ = region_jaxprs(eqn)
-            eqn = _with_whole_predicate(eqn) if cond.outvars[0].aval.shape else eqn
-        eqns.append(eqn)
-    return with_changed(jaxpr, eqns, opened.outvars)
+
+    def change(eqn: Any) -> Any:
+        if region_kind(eqn) is not RegionKind.WHILE or eqn.effects:
+            return eqn
+        is_batched = region_jaxprs(eqn)[0].outvars[0].aval.shape
+        return _with_whole_predicate(eqn) if is_batched else eqn
+
+    return with_equations(jaxpr, change)
 
 
 def _with_whole_predicate(eqn: Any) -> Any:
