@@ -53,7 +53,7 @@ CODE_TOKENS = {
     "cost": 5_100,
     "explain": 34_700,
     "export": 12_400,
-    "frontend": 69_900,
+    "frontend": 69_700,
     "hardware": 13_400,
     "ir": 12_300,
     "model": 23_400,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+from rhino_jax.frontend.registry import OpContext
 from rhino_jax.ir.factor import Dim, Factor, FactorKind, Layout, Rule
 from rhino_jax.ir.op import item_bytes
 
@@ -160,3 +161,28 @@ def factor_name(position: int) -> str:
     """Return the name of a factor: `a` … `z`, then `a1` … `z1`, and so on."""
     turn, letter = divmod(position, 26)
     return chr(ord("a") + letter) + (str(turn) if turn else "")
+
+
+def along(
+    ctx: OpContext,
+    axes: Collection[int],
+    special: Callable[[FactorList, int], Dim] = FactorList.whole,
+) -> Rule:
+    """Return the rule of an op whose operands and results share all dims, of which
+    some may lack those in `axes`: these are special, the others parallel.
+
+    Args:
+      ctx: the op; scalars among its operands are parameters.
+      axes: positions of the special dims.
+      special: adds the factor of such a dim, given its size.
+    """
+    factors, shapes = FactorList(), (*ctx.in_shapes, *ctx.out_shapes)
+    whole = max(shapes, key=len)
+    dims = [
+        special(factors, size) if d in axes else factors.parallel(size)
+        for d, size in enumerate(whole)
+    ]
+    left = [dim for d, dim in enumerate(dims) if d not in axes]
+    layouts = [dims if len(s) == len(whole) else left if s else [] for s in shapes]
+    count = len(ctx.in_shapes)
+    return factors.rule(layouts[:count], layouts[count:])

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from rhino_jax.frontend.registry import OpContext, OpRule, numbers, register
-from rhino_jax.frontend.rules.factors import FactorList
+from rhino_jax.frontend.rules.factors import FactorList, along
 from rhino_jax.ir.factor import Dim
 from rhino_jax.ir.op import item_bytes
 from rhino_jax.ir.traits import Library, OpKind, Traits
@@ -113,23 +113,13 @@ def _reduced(
       reducer: how partial results combine; None where no collective combines them.
       merged: element types of the arrays that shards send, for results that are merged.
     """
-    shape = ctx.in_shapes[0]
-    factors = FactorList()
-    operand: list[Dim] = []
-    for d, size in enumerate(shape):
-        if d not in axes:
-            operand.append(factors.parallel(size))
-        elif merged and len(axes) == 1:
-            operand.append(factors.merge(size, 1, merged))
-        else:
-            operand.append(
-                factors.reduce(size, reducer) if reducer else factors.whole(size)
-            )
-    result = [dim for d, dim in enumerate(operand) if d not in axes]
-    # `reduce` has as many scalar start values as arrays.
-    operands = [operand if other else [] for other in ctx.in_shapes]
-    rule = factors.rule(operands, [result] * len(ctx.out_shapes))
-    return OpRule(rule, float(math.prod(shape)))
+
+    def reduced(factors: FactorList, size: int) -> Dim:
+        if merged and len(axes) == 1:
+            return factors.merge(size, 1, merged)
+        return factors.reduce(size, reducer) if reducer else factors.whole(size)
+
+    return OpRule(along(ctx, axes, reduced), float(math.prod(ctx.in_shapes[0])))
 
 
 @register("cumsum", traits=Traits(linear=((0,),), dims_param="axis"))
@@ -139,15 +129,9 @@ def _reduced(
 def cumulative(ctx: OpContext) -> OpRule:
     """Return the rule of a running sum: along its dim, a shard sends its last sum to
     those after it."""
-    (shape,) = ctx.in_shapes
-    factors = FactorList()
-    layout = [
-        factors.merge(size, 1, ctx.out_dtypes)
-        if d == ctx.params["axis"]
-        else factors.parallel(size)
-        for d, size in enumerate(shape)
-    ]
-    return OpRule(factors.rule([layout], [layout]), float(math.prod(shape)))
+    merged = lambda factors, size: factors.merge(size, 1, ctx.out_dtypes)  # noqa: E731
+    rule = along(ctx, (ctx.params["axis"],), merged)
+    return OpRule(rule, float(math.prod(ctx.in_shapes[0])))
 
 
 @register("sort", traits=Traits(OpKind.OTHER, dims_param="dimension"))
@@ -156,11 +140,8 @@ def sort(ctx: OpContext) -> OpRule:
     shape."""
     shape = ctx.in_shapes[0]
     axis = ctx.params["dimension"] % max(len(shape), 1)
-    factors = FactorList()
-    layout = factors.dims(shape, (axis,))
-    rule = factors.rule([layout] * len(ctx.in_shapes), [layout] * len(ctx.out_shapes))
     flops = math.prod(shape) * math.log2(max(shape[axis], 2))
-    return OpRule(rule, flops, traits=_sorting(ctx))
+    return OpRule(along(ctx, (axis,)), flops, traits=_sorting(ctx))
 
 
 def _sorting(ctx: OpContext) -> Traits:
@@ -231,18 +212,8 @@ def reduce_window(ctx: OpContext) -> OpRule:
     factors = FactorList()
     operand: list[Dim] = []
     result: list[Dim] = []
-    for d, (size, length) in enumerate(zip(in_shape, out_shape, strict=True)):
-        low, high = params["padding"][d]
-        outer, inner = _window_dim(
-            factors,
-            size,
-            length,
-            params["window_dimensions"][d],
-            params["window_strides"][d],
-            (low, high),
-            params.get("base_dilation", (1,) * len(in_shape))[d],
-            params.get("window_dilation", (1,) * len(in_shape))[d],
-        )
+    for d, sizes in enumerate(zip(in_shape, out_shape, strict=True)):
+        outer, inner = _window_dim(factors, params, d, *sizes)
         operand.append(outer + inner)
         result.append(outer)
     operands = [operand if shape else [] for shape in ctx.in_shapes]
@@ -251,19 +222,17 @@ def reduce_window(ctx: OpContext) -> OpRule:
 
 
 def _window_dim(
-    factors: FactorList,
-    size: int,
-    length: int,
-    window: int,
-    stride: int,
-    padding: tuple[int, int],
-    base_dilation: int,
-    window_dilation: int,
+    factors: FactorList, params: Mapping[str, Any], d: int, size: int, length: int
 ) -> tuple[Dim, Dim]:
     """Return the factors of one dim: those that the result has too, and the others."""
-    low, high = padding
-    extent = (window - 1) * window_dilation + 1
-    if size != stride * length or base_dilation != 1 or low < 0 or high < 0:
+    low, high = params["padding"][d]
+    window, stride = params["window_dimensions"][d], params["window_strides"][d]
+    base, between = (
+        params[key][d] if key in params else 1
+        for key in ("base_dilation", "window_dilation")
+    )
+    extent = (window - 1) * between + 1
+    if size != stride * length or base != 1 or low < 0 or high < 0:
         return (), factors.whole(size)
     if extent <= stride and low == 0:
         return factors.parallel(length), factors.whole(stride)

@@ -19,7 +19,7 @@ from rhino_jax.frontend.registry import (
     register,
     result_shape,
 )
-from rhino_jax.frontend.rules.factors import FactorList
+from rhino_jax.frontend.rules.factors import FactorList, along
 from rhino_jax.frontend.rules.opaque import unsharded
 from rhino_jax.ir.factor import Dim
 from rhino_jax.ir.op import Op
@@ -91,25 +91,16 @@ def transpose(ctx: OpContext) -> OpRule:
 def squeeze(ctx: OpContext) -> OpRule:
     """Return the rule that drops dims of size one."""
     (shape,) = ctx.in_shapes
-    factors = FactorList()
-    operand = factors.dims(shape)
     gone = {d % len(shape) for d in ctx.params["dimensions"]}
-    result = [dim for d, dim in enumerate(operand) if d not in gone]
-    return OpRule(factors.rule([operand], [result]), is_fusible=True)
+    return OpRule(along(ctx, gone), is_fusible=True)
 
 
 @register("expand_dims", traits=FROM_FIRST)
 def expand_dims(ctx: OpContext) -> OpRule:
     """Return the rule that adds dims of size one."""
-    (shape,), (result_shape,) = ctx.in_shapes, ctx.out_shapes
-    factors = FactorList()
-    operand = factors.dims(shape)
+    (result_shape,) = ctx.out_shapes
     new = {d % len(result_shape) for d in ctx.params["dimensions"]}
-    rest = iter(operand)
-    result: list[Dim] = [
-        () if d in new else next(rest) for d in range(len(result_shape))
-    ]
-    return OpRule(factors.rule([operand], [result]), is_fusible=True)
+    return OpRule(along(ctx, new), is_fusible=True)
 
 
 @register("rev", traits=replace(FROM_FIRST, is_reversal=True, dims_param="dimensions"))
@@ -117,10 +108,8 @@ def rev(ctx: OpContext) -> OpRule:
     """Return the rule: reversed dims are whole, since reversing them permutes
     shards."""
     (shape,) = ctx.in_shapes
-    factors = FactorList()
     turned = {d % len(shape) for d in ctx.params["dimensions"]}
-    layout = factors.dims(shape, turned)
-    return OpRule(factors.rule([layout], [layout]), is_fusible=True)
+    return OpRule(along(ctx, turned), is_fusible=True)
 
 
 def _local_slice(
@@ -389,23 +378,15 @@ def _joined(ctx: OpContext, axis: int) -> OpRule:
 def stack(ctx: OpContext) -> OpRule:
     """Return the rule: the new dim is whole."""
     (result_shape,) = ctx.out_shapes
-    axis = ctx.params["axis"] % len(result_shape)
-    factors = FactorList()
-    result = factors.dims(result_shape, (axis,))
-    operand = [dim for d, dim in enumerate(result) if d != axis]
-    return OpRule(factors.rule([operand] * len(ctx.in_shapes), [result]))
+    return OpRule(along(ctx, (ctx.params["axis"] % len(result_shape),)))
 
 
 @register("unstack", traits=FROM_FIRST)
 def unstack(ctx: OpContext) -> OpRule:
     """Return the rule: the dim that is removed is whole."""
     (shape,) = ctx.in_shapes
-    axis = ctx.params["axis"] % len(shape)
-    factors = FactorList()
-    operand = factors.dims(shape, (axis,))
-    result = [dim for d, dim in enumerate(operand) if d != axis]
-    rule = factors.rule([operand], [result] * len(ctx.out_shapes))
-    return OpRule(rule, is_fusible=True)
+    axes = (ctx.params["axis"] % len(shape),)
+    return OpRule(along(ctx, axes), is_fusible=True)
 
 
 @register(
