@@ -26,90 +26,52 @@ from rhino_jax.units import format_seconds
 from rhino_jax.utils.keywords import brief, read_count, real
 
 
-@dataclass(frozen=True)
-class TaskNetwork:
-    """Dependencies of every task and transfer.
+def times_with(
+    simulation: Simulation, seconds: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return start and end of every node of a simulated step with other durations.
 
-    A link carries its transfers in the same order as without noise. If several groups
-    send over one link this is an approximation; if a single one does, it is the order
-    in which that group computes them.
+    A link carries its transfers in the same order as in the simulation. If several
+    groups send over one link this is an approximation; if a single one does, it is the
+    order in which that group computes them.
 
-    Attributes:
-      nodes: tasks, then transfers, in a topological order.
-      ends: by node, the nodes that end before it starts.
-      starts: by node, the nodes that start before it does: the reader that frees the
-        buffer that a transfer needs.
-      seconds: durations of all nodes without noise.
-      groups: group of every task.
-      links: link of every transfer.
+    Args:
+      simulation: the simulated step.
+      seconds: durations of the nodes, numbered as in `TaskGraph`, in samples.
+
+    Shapes:
+      seconds, and both results: [nodes, samples]
     """
-
-    nodes: tuple[int, ...]
-    ends: tuple[tuple[int, ...], ...]
-    starts: tuple[tuple[int, ...], ...]
-    seconds: np.ndarray
-    groups: np.ndarray
-    links: np.ndarray
-
-    def run(self, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return start and end of every node.
-
-        Args:
-          seconds: durations of the nodes, in samples.
-
-        Shapes:
-          seconds, and both results: [nodes, samples]
-        """
-        start = np.zeros(seconds.shape)
-        end = np.zeros(seconds.shape)
-        for node in self.nodes:
-            row = start[node]
-            for other in self.ends[node]:
-                np.maximum(row, end[other], out=row)
-            for other in self.starts[node]:
-                np.maximum(row, start[other], out=row)
-            np.add(row, seconds[node], out=end[node])
-        return start, end
-
-
-def network_of(simulation: Simulation) -> TaskNetwork:
-    """Return the dependencies of a simulated step."""
     graph = simulation.schedule.graph
     count = len(graph.tasks)
-    ends: list[list[int]] = [
-        [*task.after, *(count + i for i in graph.incoming[t])]
-        for t, task in enumerate(graph.tasks)
-    ]
-    ends += [[t.source, *(count + i for i in t.after)] for t in graph.transfers]
-    starts: list[list[int]] = [[] for _ in ends]
-    for order in simulation.schedule.orders:
-        for before, task in pairwise(order):
-            ends[task].append(before)
+    start, end = np.zeros(seconds.shape), np.zeros(seconds.shape)
+    previous = {
+        b: a for order in simulation.schedule.orders for a, b in pairwise(order)
+    }
     carried: list[list[int]] = [[] for _ in graph.links]
+    # The tasks that free buffers of each link, which start before later transfers do.
     readers: list[list[int]] = [[] for _ in graph.links]
     unread = [len(t.targets) for t in graph.transfers]
     for node in simulation.sequence:
+        row, ends = start[node], list(graph.before[node])
         if node < count:
-            for i in graph.incoming[node]:
+            ends += [previous[node]] if node in previous else []
+            for i in graph.transfers_to(node):
                 unread[i] -= 1
                 if not unread[i]:
                     readers[graph.transfers[i].link].append(node)
-            continue
-        link = graph.transfers[node - count].link
-        earlier, buffers = carried[link], graph.links[link].buffers
-        ends[node] += earlier[-1:]
-        if 0 < buffers <= len(earlier):
-            starts[node].append(readers[link][len(earlier) - buffers])
-        earlier.append(node)
-    seconds = [t.seconds for t in graph.tasks] + [t.seconds for t in graph.transfers]
-    return TaskNetwork(
-        simulation.sequence,
-        tuple(map(tuple, ends)),
-        tuple(map(tuple, starts)),
-        np.array(seconds, float),
-        np.array([t.group for t in graph.tasks], int),
-        np.array([t.link for t in graph.transfers], int),
-    )
+        else:
+            link = graph.transfers[node - count].link
+            earlier, buffers = carried[link], graph.links[link].buffers
+            ends += earlier[-1:]
+            if 0 < buffers <= len(earlier):
+                reader = readers[link][len(earlier) - buffers]
+                np.maximum(row, start[reader], out=row)
+            earlier.append(node)
+        for other in ends:
+            np.maximum(row, end[other], out=row)
+        np.add(row, seconds[node], out=end[node])
+    return start, end
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,23 +199,26 @@ class Jittered:
 def jittered(schedule: Schedule, noise: Noise) -> Jittered:
     """Simulate steps of a schedule under noise; equal seeds give equal results."""
     simulation = simulate(schedule)
-    network = network_of(simulation)
-    seconds = _samples(schedule, network, noise)
-    _, ends = network.run(seconds)
-    step_times = ends[: len(network.groups)].max(axis=0)
+    _, ends = times_with(simulation, _samples(schedule, noise))
+    step_times = ends[: len(schedule.graph.tasks)].max(axis=0)
     return Jittered(schedule, simulation.step_time_s, step_times)
 
 
-def _samples(schedule: Schedule, network: TaskNetwork, noise: Noise) -> np.ndarray:
+def _samples(schedule: Schedule, noise: Noise) -> np.ndarray:
     """Return durations of all nodes in all samples, [nodes, samples]."""
+    graph, orders = schedule.graph, schedule.orders
     rng = np.random.default_rng(noise.seed)
-    count, samples = len(network.groups), noise.samples
-    sigma = np.full(len(network.seconds), noise.link_sigma)
+    count, seconds = len(graph.tasks), np.array(graph.seconds)
+
+    def lognormal(sigma: np.ndarray) -> np.ndarray:
+        """Return factors with mean 1, by sigma and sample."""
+        normal = rng.standard_normal((len(sigma), noise.samples))
+        return np.exp(normal * sigma[:, None] - np.square(sigma[:, None]) / 2)
+
+    sigma = np.full(len(seconds), noise.link_sigma)
     sigma[:count] = noise.task_sigma
-    normal = rng.standard_normal((len(sigma), samples))
-    factors = _lognormal(normal, sigma[:, None])
-    of_group = rng.standard_normal((schedule.graph.groups, samples))
-    of_group = _lognormal(of_group, noise.group_sigma)
+    factors = lognormal(sigma)
+    of_group = lognormal(np.full(graph.groups, noise.group_sigma))
     for group, factor in noise.slow.items():
         if group not in range(len(of_group)):
             raise ScheduleError(
@@ -263,27 +228,16 @@ def _samples(schedule: Schedule, network: TaskNetwork, noise: Noise) -> np.ndarr
                 fix=f"name a group from 0 to {len(of_group) - 1}.",
             )
         of_group[group] *= factor
-    factors[:count] *= of_group[network.groups]
-    seconds = network.seconds[:, None] * factors
+    factors[:count] *= of_group[[task.group for task in graph.tasks]]
+    found = seconds[:, None] * factors
     for delay in noise.delays:
-        seconds[_task_at(schedule, delay)] += delay.seconds
-    return seconds
-
-
-def _lognormal(normal: np.ndarray, sigma: np.ndarray | float) -> np.ndarray:
-    """Return lognormal factors with mean 1."""
-    return np.exp(normal * sigma - np.square(sigma) / 2)
-
-
-def _task_at(schedule: Schedule, delay: Delay) -> int:
-    orders = schedule.orders
-    if not 0 <= delay.group < len(orders) or not (
-        0 <= delay.place < len(orders[delay.group])
-    ):
-        raise ScheduleError(
-            "A delay is of a task that is not there.",
-            where=f"{delay}",
-            numbers=f"tasks of every group: {[len(order) for order in orders]}",
-            fix="name a group, and a place among its tasks, from 0.",
-        )
-    return orders[delay.group][delay.place]
+        group, place = delay.group, delay.place
+        if not 0 <= group < len(orders) or not 0 <= place < len(orders[group]):
+            raise ScheduleError(
+                "A delay is of a task that is not there.",
+                where=f"{delay}",
+                numbers=f"tasks of every group: {[len(order) for order in orders]}",
+                fix="name a group, and a place among its tasks, from 0.",
+            )
+        found[orders[group][place]] += delay.seconds
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,25 +61,19 @@ def memory_of(
         for h in task.holds:
             end = max((ends[u] for u in h.until), default=step_time_s)
             hold(task.group, starts[i], end, h.bytes)
-    for i, transfer in enumerate(graph.transfers):
-        since = sent[i]
+    for transfer, since in zip(graph.transfers, sent, strict=True):
         if transfer.is_to_host:
             since, until = starts[transfer.source], since + transfer.seconds
         else:
             until = max(starts[t] for t in transfer.targets)
         hold(graph.receiver(transfer), since, until, transfer.bytes)
-    return tuple(
-        _profile(c, base) for c, base in zip(changes, graph.base_bytes, strict=True)
-    )
-
-
-def _profile(changes: list[tuple[float, int]], base: int) -> Profile:
-    """Sum the changes; bytes freed at a time are available to tasks that start then."""
-    ordered = sorted([(0.0, 0), *changes])
-    times = np.array([t for t, _ in ordered])
-    sums = base + np.cumsum([size for _, size in ordered])
-    is_last = np.append(np.diff(times) > 0, True)
-    return Profile(times[is_last], sums[is_last])
+    found = []
+    for of_group, base in zip(changes, graph.base_bytes, strict=True):
+        times, sizes = map(np.array, zip((0.0, 0), *sorted(of_group), strict=True))
+        # Bytes freed at a time are available to tasks that start then.
+        is_last = np.append(np.diff(times) > 0, True)
+        found.append(Profile(times[is_last], base + np.cumsum(sizes)[is_last]))
+    return tuple(found)
 
 
 def in_flight(schedule: Schedule) -> tuple[int, ...]:
@@ -87,14 +82,9 @@ def in_flight(schedule: Schedule) -> tuple[int, ...]:
     Determined by the order alone, whatever the durations. S - s at stage s for 1F1B;
     the number of micro-batches for GPipe. Every chunk and slice counts as one.
     """
-    tasks = schedule.graph.tasks
-    last = {t.kind for t in tasks} & {TaskKind.WEIGHT_GRADIENT}
-    frees = TaskKind.WEIGHT_GRADIENT if last else TaskKind.BACKWARD
-    found = []
-    for order in schedule.orders:
-        steps = [
-            (tasks[i].kind is TaskKind.FORWARD) - (tasks[i].kind is frees)
-            for i in order
-        ]
-        found.append(int(np.cumsum([0, *steps]).max()))
-    return tuple(found)
+    weight = {TaskKind.FORWARD: 1, schedule.graph.last_kind: -1}
+    steps = [weight.get(task.kind, 0) for task in schedule.graph.tasks]
+    return tuple(
+        max(itertools.accumulate((steps[i] for i in order), initial=0))
+        for order in schedule.orders
+    )

@@ -14,45 +14,9 @@ from rhino_jax.pipeline.tasks import Schedule
 from rhino_jax.units import format_bytes, format_seconds
 
 
-def circle_of(schedule: Schedule, ended: Sequence[bool]) -> tuple[int, ...]:
-    """Return a cycle of tasks, each of which waits for the one before.
-
-    Args:
-      schedule: a schedule that deadlocks.
-      ended: whether each task has ended.
-    """
-    before = {b: a for order in schedule.orders for a, b in pairwise(order)}
-    path: list[int] = []
-    seen: dict[int, int] = {}
-    task = next(i for i, has_ended in enumerate(ended) if not has_ended)
-    while task not in seen:
-        seen[task] = len(path)
-        path.append(task)
-        held = (
-            other
-            for other in _waits_for(schedule, task, before)
-            if other != task and not ended[other]
-        )
-        task = next(held, path[0])
-    return tuple(path[seen[task] :][::-1])
-
-
-def _waits_for(schedule: Schedule, task: int, before: dict[int, int]) -> Iterator[int]:
-    """Yield the tasks that must end, or start, before a task can start."""
-    graph = schedule.graph
-    yield from graph.sources(task)
-    if task in before:
-        yield before[task]
-    # If a source has ended, its transfer may wait for a receive buffer of the link: for
-    # the readers of transfers that arrived first.
-    links = {graph.transfers[t].link for t in graph.incoming[task]}
-    for transfer in graph.transfers:
-        if transfer.link in links and graph.links[transfer.link].buffers:
-            yield from transfer.targets
-
-
 def simulate(schedule: Schedule) -> Simulation:
-    """Simulate a schedule by discrete events.
+    """Simulate a schedule by discrete events: the ends of tasks and transfers, in time
+    order.
 
     A group runs its tasks in the order of the schedule, each as soon as its inputs are
     available. Transfers overlap with tasks; a link carries one at a time, in the order
@@ -61,130 +25,105 @@ def simulate(schedule: Schedule) -> Simulation:
     Raises:
       DeadlockError: tasks wait for one another in a cycle.
     """
-    run = _EventLoop(schedule)
-    run.go()
-    if run.done < len(schedule.graph.tasks):
-        raise deadlock(schedule, run.ended)
+    graph = schedule.graph
+    count, transfers = len(graph.tasks), graph.transfers
+    start, sequence = [0.0] * len(graph.seconds), list[int]()
+    ended = [False] * count
+    # The previous task in the group's order is one more dependency.
+    next_of = {a: b for order in schedule.orders for a, b in pairwise(order)}
+    missing = list(map(len, graph.before))
+    for task in next_of.values():
+        missing[task] += 1
+    events: list[tuple[float, int]] = []
+    queues: list[deque[int]] = [deque() for _ in graph.links]
+    free_at, taken = [0.0] * len(graph.links), [0] * len(graph.links)
+    unread = [len(t.targets) for t in transfers]
+
+    def begin(node: int, now: float) -> None:
+        start[node] = now
+        sequence.append(node)
+        heapq.heappush(events, (now + graph.seconds[node], node))
+
+    def carry(link: int, now: float) -> None:
+        """Start the transfers in a link's queue while its receiver has free buffers."""
+        limit = graph.links[link].buffers
+        while queues[link] and (not limit or taken[link] < limit):
+            node = queues[link].popleft()
+            taken[link] += 1
+            begin(node, max(now, free_at[link]))
+            free_at[link] = start[node] + graph.seconds[node]
+
+    def begin_task(task: int, now: float) -> None:
+        begin(task, now)
+        for transfer in graph.transfers_to(task):
+            unread[transfer] -= 1
+            if not unread[transfer]:
+                taken[transfers[transfer].link] -= 1
+                carry(transfers[transfer].link, now)
+
+    for order in schedule.orders:
+        if order and not missing[order[0]]:
+            begin_task(order[0], 0.0)
+    while events:
+        now, ending = heapq.heappop(events)
+        waiting = list(graph.after[ending])
+        if ending < count:
+            ended[ending] = True
+            waiting += [next_of[ending]] if ending in next_of else []
+        for node in waiting:
+            missing[node] -= 1
+            if not missing[node] and node < count:
+                begin_task(node, now)
+            elif not missing[node]:
+                link = transfers[node - count].link
+                queues[link].append(node)
+                carry(link, now)
+    if not all(ended):
+        raise deadlock(schedule, ended)
     return Simulation(
-        schedule,
-        task_start_s=tuple(run.task_start),
-        transfer_start_s=tuple(run.transfer_start),
-        sequence=tuple(run.sequence),
+        schedule, tuple(start[:count]), tuple(start[count:]), tuple(sequence)
     )
 
 
-def deadlock(schedule: Schedule, ended: list[bool]) -> DeadlockError:
-    """Return the error for a schedule that stopped before its end."""
-    circle = circle_of(schedule, ended)
-    tasks = schedule.graph.tasks
+def deadlock(schedule: Schedule, ended: Sequence[bool]) -> DeadlockError:
+    """Return the error for a schedule that stopped before its end.
+
+    It names a cycle of tasks, each of which waits for the one before.
+
+    Args:
+      schedule: a schedule that deadlocks.
+      ended: whether each task has ended.
+    """
+    graph, path = schedule.graph, list[int]()
+    previous = {b: a for order in schedule.orders for a, b in pairwise(order)}
+
+    def waits_for(task: int) -> Iterator[int]:
+        """Yield the tasks that must end, or start, before a task can start."""
+        yield from graph.sources(task)
+        if task in previous:
+            yield previous[task]
+        # If a source has ended, its transfer may wait for a receive buffer of the link:
+        # for the readers of transfers that arrived first.
+        links = {graph.transfers[t].link for t in graph.transfers_to(task)}
+        for transfer in graph.transfers:
+            if transfer.link in links and graph.links[transfer.link].buffers:
+                yield from transfer.targets
+
+    task = ended.index(False)
+    while task not in path:
+        path.append(task)
+        held = (t for t in waits_for(task) if t != task and not ended[t])
+        task = next(held, path[0])
+    circle = path[path.index(task) :][::-1]
     return DeadlockError(
         f"`{schedule.name}`: tasks wait for one another.",
-        where=" ← ".join(f"{tasks[i]} (group {tasks[i].group})" for i in circle),
-        numbers=f"{sum(ended)} of {len(tasks)} tasks ended",
+        where=" ← ".join(
+            f"{t} (group {t.group})" for t in map(graph.tasks.__getitem__, circle)
+        ),
+        numbers=f"{sum(ended)} of {len(ended)} tasks ended",
         fix="let every group run the earlier of its tasks in that circle first, or"
         " give links more buffers.",
     )
-
-
-class _EventLoop:
-    """The event loop: one event for every end of a task or a transfer, in time order.
-
-    Attributes:
-      task_start, transfer_start: seconds at which each starts.
-      sequence: nodes in the order in which they start; transfers are numbered after
-        tasks.
-      ended: whether each task has ended.
-    """
-
-    def __init__(self, schedule: Schedule) -> None:
-        graph = schedule.graph
-        self.graph = graph
-        self.count = len(graph.tasks)
-        self.seconds = [t.seconds for t in graph.tasks]
-        self.task_start = [0.0] * self.count
-        self.transfer_start = [0.0] * len(graph.transfers)
-        self.sequence: list[int] = []
-        self.ended = [False] * self.count
-        self.done = 0
-        self.next: list[int] = [-1] * self.count
-        # The previous task in the group's order is one more dependency.
-        self.missing = [
-            len(task.after) + len(graph.incoming[i])
-            for i, task in enumerate(graph.tasks)
-        ]
-        for order in schedule.orders:
-            for a, b in pairwise(order):
-                self.next[a] = b
-                self.missing[b] += 1
-        # The dependencies of a transfer are its source and earlier transfers.
-        self.not_there = [1 + len(t.after) for t in graph.transfers]
-        self.events: list[tuple[float, int]] = []
-        self.queues: list[deque[int]] = [deque() for _ in graph.links]
-        self.free_at = [0.0] * len(graph.links)
-        self.taken = [0] * len(graph.links)
-        self.unread = [len(t.targets) for t in graph.transfers]
-        self.buffers = [link.buffers for link in graph.links]
-        self.firsts = [order[0] for order in schedule.orders if order]
-
-    def go(self) -> None:
-        for first in self.firsts:
-            if not self.missing[first]:
-                self._start(first, 0.0)
-        while self.events:
-            now, node = heapq.heappop(self.events)
-            if node < self.count:
-                self._end_task(node, now)
-            else:
-                for target in self.graph.transfers[node - self.count].targets:
-                    self._arrive(target, now)
-                for transfer in self.graph.followers[node - self.count]:
-                    self._is_ready(transfer, now)
-
-    def _arrive(self, task: int, now: float) -> None:
-        self.missing[task] -= 1
-        if not self.missing[task]:
-            self._start(task, now)
-
-    def _start(self, task: int, now: float) -> None:
-        self.task_start[task] = now
-        self.sequence.append(task)
-        heapq.heappush(self.events, (now + self.seconds[task], task))
-        for transfer in self.graph.incoming[task]:
-            self.unread[transfer] -= 1
-            link = self.graph.transfers[transfer].link
-            if not self.unread[transfer] and self.buffers[link]:
-                self.taken[link] -= 1
-                self._carry(link, now)
-
-    def _end_task(self, task: int, now: float) -> None:
-        self.ended[task] = True
-        self.done += 1
-        for transfer in self.graph.outgoing[task]:
-            self._is_ready(transfer, now)
-        for reader in self.graph.readers[task]:
-            self._arrive(reader, now)
-        if self.next[task] >= 0:
-            self._arrive(self.next[task], now)
-
-    def _is_ready(self, transfer: int, now: float) -> None:
-        """Mark one dependency of a transfer as complete; after the last, enqueue it."""
-        self.not_there[transfer] -= 1
-        if not self.not_there[transfer]:
-            link = self.graph.transfers[transfer].link
-            self.queues[link].append(transfer)
-            self._carry(link, now)
-
-    def _carry(self, link: int, now: float) -> None:
-        """Start the transfers in a link's queue while its receiver has free buffers."""
-        queue, limit = self.queues[link], self.buffers[link]
-        while queue and (not limit or self.taken[link] < limit):
-            transfer = queue.popleft()
-            self.taken[link] += bool(limit)
-            start = max(now, self.free_at[link])
-            self.transfer_start[transfer] = start
-            self.free_at[link] = start + self.graph.transfers[transfer].seconds
-            self.sequence.append(self.count + transfer)
-            heapq.heappush(self.events, (self.free_at[link], self.count + transfer))
 
 
 def checked(schedule: Schedule) -> Schedule:

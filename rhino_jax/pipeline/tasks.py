@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -69,12 +68,10 @@ class Task:
     def __str__(self) -> str:
         if not self.kind.is_per_micro_batch:
             return f"{self.kind} of group {self.group}"
-        return f"{self.kind} of {_place(self.chunk, self.micro_batch, self.slice)}"
-
-
-def _place(chunk: int, micro_batch: int, part: int) -> str:
-    of_slice = f", slice {part}" if part else ""
-    return f"micro-batch {micro_batch}{of_slice} in chunk {chunk}"
+        part = f", slice {self.slice}" if self.slice else ""
+        return (
+            f"{self.kind} of micro-batch {self.micro_batch}{part} in chunk {self.chunk}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,55 +157,60 @@ class TaskGraph:
         """Return the position of a task."""
         return self.by_key[kind, chunk, micro_batch, slice]
 
+    @property
+    def nodes(self) -> tuple[Task | Transfer, ...]:
+        """Its tasks, then its transfers: nodes are numbered so."""
+        return (*self.tasks, *self.transfers)
+
     @cached_property
-    def incoming(self) -> tuple[tuple[int, ...], ...]:
-        """The transfers that every task waits for."""
-        found: list[list[int]] = [[] for _ in self.tasks]
-        for i, transfer in enumerate(self.transfers):
-            for target in transfer.targets:
+    def seconds(self) -> tuple[float, ...]:
+        """Durations of all nodes."""
+        return tuple(node.seconds for node in self.nodes)
+
+    @cached_property
+    def before(self) -> tuple[tuple[int, ...], ...]:
+        """By node, the nodes that end before it starts, whatever the schedule."""
+        count = len(self.tasks)
+        found = [[*task.after] for task in self.tasks]
+        for i, t in enumerate(self.transfers, count):
+            found.append([t.source, *(count + earlier for earlier in t.after)])
+            for target in t.targets:
                 found[target].append(i)
         return tuple(map(tuple, found))
 
     @cached_property
-    def outgoing(self) -> tuple[tuple[int, ...], ...]:
-        """The transfers that every task is the source of."""
-        found: list[list[int]] = [[] for _ in self.tasks]
-        for i, transfer in enumerate(self.transfers):
-            found[transfer.source].append(i)
+    def after(self) -> tuple[tuple[int, ...], ...]:
+        """By node, the nodes that wait for its end, whatever the schedule."""
+        found: list[list[int]] = [[] for _ in self.before]
+        for node, earlier in enumerate(self.before):
+            for other in earlier:
+                found[other].append(node)
         return tuple(map(tuple, found))
 
-    @cached_property
-    def followers(self) -> tuple[tuple[int, ...], ...]:
-        """The transfers that wait for every transfer."""
-        found: list[list[int]] = [[] for _ in self.transfers]
-        for i, transfer in enumerate(self.transfers):
-            for earlier in transfer.after:
-                found[earlier].append(i)
-        return tuple(map(tuple, found))
+    def transfers_to(self, task: int) -> list[int]:
+        """Return the positions of the transfers that a task waits for."""
+        count = len(self.tasks)
+        return [node - count for node in self.before[task] if node >= count]
 
     def receiver(self, transfer: Transfer) -> int:
         """Return the group whose device, or host, receives a transfer."""
         return self.tasks[(*transfer.targets, transfer.source)[0]].group
 
-    @cached_property
-    def readers(self) -> tuple[tuple[int, ...], ...]:
-        """The tasks that wait for the end of every task without a transfer."""
-        found: list[list[int]] = [[] for _ in self.tasks]
-        for i, task in enumerate(self.tasks):
-            for earlier in task.after:
-                found[earlier].append(i)
-        return tuple(map(tuple, found))
-
-    def sources(self, task: int) -> Iterator[int]:
-        """Yield the tasks that must end before a task starts."""
-        yield from self.tasks[task].after
-        for transfer in self.incoming[task]:
-            yield self.transfers[transfer].source
+    def sources(self, task: int) -> list[int]:
+        """Return the tasks that must end before a task starts."""
+        received = (self.transfers[t].source for t in self.transfers_to(task))
+        return [*self.tasks[task].after, *received]
 
     @property
     def base_bytes(self) -> tuple[int, ...]:
         """Bytes live on every group's devices throughout the step."""
         return self.fixed_bytes or (0,) * self.groups
+
+    @cached_property
+    def last_kind(self) -> TaskKind:
+        """Kind of the task with which the backward pass of a micro-batch ends."""
+        kinds = {task.kind for task in self.tasks} & {TaskKind.WEIGHT_GRADIENT}
+        return max(kinds, default=TaskKind.BACKWARD)
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,7 @@ class Schedule:
     @property
     def is_split(self) -> bool:
         """Whether weight gradients are separate tasks."""
-        return any(t.kind is TaskKind.WEIGHT_GRADIENT for t in self.graph.tasks)
+        return self.graph.last_kind is TaskKind.WEIGHT_GRADIENT
 
     def __str__(self) -> str:
         lines = []

@@ -9,7 +9,7 @@ import pytest
 from ticks import by_ticks, random_schedule
 
 from rhino_jax.errors import RhinoError, ScheduleError
-from rhino_jax.pipeline.jitter import Delay, Noise, jittered, network_of
+from rhino_jax.pipeline.jitter import Delay, Noise, jittered, times_with
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule, TransferLink
@@ -31,8 +31,7 @@ def test_without_noise_times_are_those_of_the_clock(seed: int) -> None:
     if by_ticks(made) is None:
         return
     found = simulate(made)
-    network = network_of(found)
-    starts, _ = network.run(network.seconds[:, None])
+    starts, _ = times_with(found, np.array(made.graph.seconds)[:, None])
     assert starts[:, 0].tolist() == [*found.task_start_s, *found.transfer_start_s]
 
 

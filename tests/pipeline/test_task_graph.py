@@ -30,7 +30,7 @@ def test_weights_gradients_wait_for_inputs_gradients_alone() -> None:
     graph = graph_of(chain([COST] * 2, 2), is_split=True)
     weight = graph.find(TaskKind.WEIGHT_GRADIENT, 1, 0)
     assert list(graph.sources(weight)) == [graph.find(TaskKind.INPUT_GRADIENT, 1, 0)]
-    assert not graph.readers[weight] and not graph.outgoing[weight]
+    assert not graph.after[weight]
 
 
 def test_later_slices_read_earlier_ones() -> None:

@@ -80,7 +80,7 @@ def by_ticks(schedule: Schedule, most: int = 2000) -> tuple[list, list] | None:
         for i in schedule.orders[group]:
             if start[i] is None:
                 is_there = all(ended(j, now) for j in graph.tasks[i].after)
-                is_there &= all(arrived(t, now) for t in graph.incoming[i])
+                is_there &= all(arrived(t, now) for t in graph.transfers_to(i))
                 return i if is_there else None
             if not ended(i, now):
                 return None
@@ -98,9 +98,13 @@ def by_ticks(schedule: Schedule, most: int = 2000) -> tuple[list, list] | None:
             sent[queues[link].pop(0)] = now
 
     queued = [False] * len(graph.transfers)
+    of_source = [
+        [t for t, x in enumerate(graph.transfers) if x.source == i]
+        for i in range(len(graph.tasks))
+    ]
     for now in range(most):
         for i in range(len(graph.tasks)):
-            for t in graph.outgoing[i] if ended(i, now) else ():
+            for t in of_source[i] if ended(i, now) else ():
                 if not queued[t]:
                     queued[t] = True
                     queues[graph.transfers[t].link].append(t)
