@@ -9,11 +9,11 @@ update after the last.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
+from itertools import chain, count, product
 
 from rhino_jax.pipeline.tasks import (
     Hold,
-    Key,
     Schedule,
     Task,
     TaskGraph,
@@ -21,7 +21,7 @@ from rhino_jax.pipeline.tasks import (
     Transfer,
     TransferLink,
 )
-from rhino_jax.plan.stages import Pipeline, PipelinePass
+from rhino_jax.plan.stages import Pipeline
 
 
 def in_ticks(pipeline: Pipeline) -> Schedule:
@@ -33,152 +33,74 @@ def in_ticks(pipeline: Pipeline) -> Schedule:
     Args:
       pipeline: an SPMD pipeline.
     """
-    return _Ticks(pipeline).schedule()
+    passes, costs, m = pipeline.passes, pipeline.costs, pipeline.micro_batches
+    # Backward passes run the layer loops of the forward passes, the last one first.
+    ahead = sum(not one.is_backward for one in passes)
+    forward, backward = count(), chain(reversed(range(ahead)), count(ahead))
+    loops = [next(backward if one.is_backward else forward) for one in passes]
+    # Each stage has a task before each pass, those of its ticks, and the update.
+    size = len(passes) * (m + 1) + 1
+    tasks: list[Task] = []
 
+    def at(stage: int, number: int, micro_batch: int) -> int:
+        return stage * size + number * (m + 1) + 1 + micro_batch
 
-class _Ticks:
-    """Builder of the schedule.
-
-    Attributes:
-      order: tasks by stage.
-      at: task → its position.
-    """
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.pipeline = pipeline
-        self.stages = len(pipeline.costs)
-        self.chunks = [*_chunks(pipeline.passes)]
-        self.order = [[*self._keys(stage)] for stage in range(self.stages)]
-        every = (key for order in self.order for key in order)
-        self.at = {key: i for i, key in enumerate(every)}
-
-    def _keys(self, stage: int) -> Iterator[Key]:
-        for number in range(len(self.pipeline.passes)):
-            yield self._once(number, stage)
-            for j in range(self.pipeline.micro_batches):
-                yield self._tick(number, j, stage)
-        yield self._once(len(self.pipeline.passes), stage)
-
-    def _once(self, number: int, stage: int) -> Key:
-        """Return the task before a pass; after the last pass, the update."""
-        if number == len(self.pipeline.passes):
-            return TaskKind.UPDATE, stage, 0, 0
-        return TaskKind.BETWEEN, stage, 0, number
-
-    def _tick(self, number: int, micro_batch: int, stage: int) -> Key:
-        is_backward = self.pipeline.passes[number].is_backward
-        kind = TaskKind.BACKWARD if is_backward else TaskKind.FORWARD
-        return kind, self.chunks[number] * self.stages + stage, micro_batch, 0
-
-    def schedule(self) -> Schedule:
-        tasks = {
-            key: task
-            for stage in range(self.stages)
-            for key, task in self._tasks(stage)
-        }
-        links, transfers = self._handed()
-        graph = TaskGraph(
-            groups=self.stages,
-            tasks=tuple(tasks[key] for key in self.at),
-            transfers=transfers,
-            links=links,
-            fixed_bytes=tuple(c.fixed_bytes for c in self.pipeline.costs),
-        )
-        orders = tuple(tuple(self.at[k] for k in order) for order in self.order)
-        return Schedule(self.pipeline.schedule, graph, orders)
-
-    def _tasks(self, stage: int) -> Iterator[tuple[Key, Task]]:
-        passes, cost = self.pipeline.passes, self.pipeline.costs[stage]
-        for number in range(len(passes) + 1):
-            is_last = number == len(passes)
-            seconds = cost.update_s if is_last else passes[number].before_s
-            # The last tick of a pass sends like all others, though nothing is read.
-            seconds += passes[number - 1].send_s if number else 0.0
-            yield self._named(
-                self._once(number, stage),
-                stage,
-                seconds,
-                holds=self._left(stage) if not number else (),
-                after=self._ends(number - 1) if number else (),
+    for stage, cost in enumerate(costs):
+        add = partial(Task, group=stage, working_bytes=cost.working_bytes)
+        # All ticks' residuals are held until the last tick reads them.
+        held = cost.activation_bytes * pipeline.ticks
+        until = (at(stage, len(passes) - 1, m - 1),)
+        holds = (Hold(held, until),) if held else ()
+        sent_s, ends = 0.0, tuple[int, ...]()
+        for number, one in enumerate(passes):
+            tasks.append(
+                add(
+                    kind=TaskKind.BETWEEN,
+                    chunk=stage,
+                    slice=number,
+                    seconds=one.before_s + sent_s,
+                    holds=holds,
+                    after=ends,
+                )
             )
-            for j in range(0 if is_last else self.pipeline.micro_batches):
-                key = self._tick(number, j, stage)
-                yield self._named(key, stage, passes[number].tick_s)
-
-    def _named(
-        self,
-        key: Key,
-        stage: int,
-        seconds: float,
-        holds: tuple[Hold, ...] = (),
-        after: tuple[int, ...] = (),
-    ) -> tuple[Key, Task]:
-        kind, chunk, micro_batch, part = key
-        return key, Task(
-            kind=kind,
-            group=stage,
-            chunk=chunk,
-            micro_batch=micro_batch,
-            slice=part,
-            seconds=seconds,
-            working_bytes=self.pipeline.costs[stage].working_bytes,
-            holds=holds,
-            after=after,
+            kind = TaskKind.BACKWARD if one.is_backward else TaskKind.FORWARD
+            chunk = loops[number] * len(costs) + stage
+            tasks += (
+                add(kind=kind, chunk=chunk, micro_batch=j, seconds=one.tick_s)
+                for j in range(m)
+            )
+            # The last tick of a pass sends like all others, though nothing is read.
+            sent_s, holds = one.send_s, ()
+            ends = (at(0 if one.is_reversed else len(costs) - 1, number, m - 1),)
+        seconds = cost.update_s + sent_s
+        tasks.append(
+            add(kind=TaskKind.UPDATE, chunk=stage, seconds=seconds, after=ends)
         )
-
-    def _left(self, stage: int) -> tuple[Hold, ...]:
-        """Return the memory of all ticks' residuals until the last tick reads them."""
-        size = self.pipeline.costs[stage].activation_bytes * self.pipeline.ticks
-        last = len(self.pipeline.passes) - 1
-        until = self._tick(last, self.pipeline.micro_batches - 1, stage)
-        return (Hold(size, (self.at[until],)),) if size else ()
-
-    def _ends(self, number: int) -> tuple[int, ...]:
-        """Return the last task of a pass."""
-        place = 0 if self.pipeline.passes[number].is_reversed else self.stages - 1
-        last = self.pipeline.micro_batches - 1
-        return (self.at[self._tick(number, last, place)],)
-
-    def _handed(self) -> tuple[tuple[TransferLink, ...], tuple[Transfer, ...]]:
-        """Return links and transfers of the ticks' results.
-
-        The next stage waits for them, and the stage itself before its next tick.
-        """
-        links: dict[tuple[int, int], int] = {}
-        found = []
-        for number, one in enumerate(self.pipeline.passes):
-            step = -1 if one.is_reversed else 1
-            for j in range(self.pipeline.micro_batches):
-                for stage in range(self.stages):
-                    to = stage + step
-                    if not 0 <= to < self.stages:
-                        continue
-                    targets = [self.at[self._tick(number, j, to)]]
-                    if j + 1 < self.pipeline.micro_batches:
-                        targets.append(self.at[self._tick(number, j + 1, stage)])
-                    found.append(
-                        Transfer(
-                            source=self.at[self._tick(number, j, stage)],
-                            targets=tuple(targets),
-                            link=links.setdefault((stage, to), len(links)),
-                            bytes=one.send_bytes,
-                            seconds=one.send_s,
-                        )
-                    )
-        return tuple(TransferLink(f"{a} → {b}") for a, b in links), tuple(found)
-
-
-def _chunks(passes: tuple[PipelinePass, ...]) -> Iterator[int]:
-    """Yield by pass the layer loop that it runs.
-
-    Backward passes run those of the forward passes, the last one first.
-    """
-    ahead = sum(not p.is_backward for p in passes)
-    forward, backward = 0, 0
-    for one in passes:
-        if one.is_backward:
-            backward += 1
-            yield ahead - backward if backward <= ahead else backward - 1
-        else:
-            yield forward
-            forward += 1
+    links: dict[tuple[int, int], int] = {}
+    transfers = []
+    for (number, one), j, stage in product(
+        enumerate(passes), range(m), range(len(costs))
+    ):
+        to = stage + (-1 if one.is_reversed else 1)
+        if 0 <= to < len(costs):
+            # The stage itself waits before its next tick, too.
+            targets = [at(to, number, j), at(stage, number, j + 1)]
+            transfers.append(
+                Transfer(
+                    source=at(stage, number, j),
+                    targets=tuple(targets if j + 1 < m else targets[:1]),
+                    link=links.setdefault((stage, to), len(links)),
+                    bytes=one.send_bytes,
+                    seconds=one.send_s,
+                )
+            )
+    graph = TaskGraph(
+        groups=len(costs),
+        tasks=tuple(tasks),
+        transfers=tuple(transfers),
+        links=tuple(TransferLink(f"{a} → {b}") for a, b in links),
+        fixed_bytes=tuple(cost.fixed_bytes for cost in costs),
+    )
+    starts = range(0, len(tasks), size)
+    orders = tuple(tuple(range(start, start + size)) for start in starts)
+    return Schedule(pipeline.schedule, graph, orders)
