@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.graph import graph_of
-from rhino_jax.pipeline.tasks import Key, Schedule, TaskGraph, TaskKind
+from rhino_jax.pipeline.tasks import Schedule, TaskKind
 from rhino_jax.pipeline.work import StepWork
 
 
@@ -100,77 +100,59 @@ def family(
     return wrap
 
 
+Step = tuple[TaskKind, int, int]
+"""(kind, chunk, micro-batch) of the tasks of all its slices."""
+
+FORWARD, BACKWARD = TaskKind.FORWARD, TaskKind.BACKWARD
+
+
 def in_order(
     name: str,
     work: StepWork,
-    orders: Sequence[Sequence[Key]],
+    order: Callable[[int], Iterable[Step]],
     *,
     is_split: bool = False,
     is_forward_only: bool = False,
 ) -> Schedule:
     """Build a schedule from every group's order of micro-batch tasks.
 
-    Tasks of the whole step are added after it.
+    Tasks of the whole step are added. In backward passes later slices come first, with
+    the gradients of the keys and values that they read of earlier ones.
 
+    Args:
+      name: name of the schedule.
+      work: costs of the stages.
+      order: function of a group that returns its steps in order.
+      is_split, is_forward_only: see `graph_of`.
     Raises:
       ScheduleError: micro-batches are coupled, and backward passes start before all
         forward passes are done.
     """
-    if work.between and not is_forward_only:
-        orders = [_met(name, work, group, order) for group, order in enumerate(orders)]
     graph = graph_of(work, is_split=is_split, is_forward_only=is_forward_only)
-    return Schedule(
-        name,
-        graph,
-        tuple(
-            (
-                *(graph.by_key[step] for step in order),
-                *_updates(graph, group),
-            )
-            for group, order in enumerate(orders)
-        ),
-    )
-
-
-def _met(name: str, work: StepWork, group: int, order: Sequence[Key]) -> list[Key]:
-    """Insert the whole batch's task before the first backward pass of an order."""
-    passes = (TaskKind.BACKWARD, TaskKind.INPUT_GRADIENT)
-    first = next(i for i, key in enumerate(order) if key[0] in passes)
-    late = [key for key in order[first:] if key[0] is TaskKind.FORWARD]
-    if late:
-        raise ScheduleError(
-            f"`{name}` starts backward passes before all forward passes are done: here"
-            " they read what the whole batch makes.",
-            where="`schedule=`",
-            numbers=f"{work.micro_batches} micro-batches, coupled; {len(late)} forward"
-            f" passes of group {group} come later",
-            fix='take "gpipe", or "auto".',
-        )
-    between = (TaskKind.BETWEEN, work.chunks_of[group][0], 0, 0)
-    return [*order[:first], between, *order[first:]]
-
-
-def _updates(graph: TaskGraph, group: int) -> list[int]:
-    """Return the update task of a group, if there is one."""
-    return [
-        i
-        for i, task in enumerate(graph.tasks)
-        if task.group == group and task.kind is TaskKind.UPDATE
-    ]
-
-
-def forward(chunk: int, micro_batch: int, slices: int = 1) -> list[Key]:
-    return [(TaskKind.FORWARD, chunk, micro_batch, s) for s in range(slices)]
-
-
-def backward(
-    chunk: int, micro_batch: int, slices: int = 1, kind: TaskKind = TaskKind.BACKWARD
-) -> list[Key]:
-    """Return backward tasks, later slices first: earlier ones wait for their gradients.
-
-    Those are gradients of the keys and values that later slices read.
-    """
-    return [(kind, chunk, micro_batch, s) for s in reversed(range(slices))]
+    slices, orders = range(work.slices), []
+    for group, chunks in enumerate(work.chunks_of):
+        steps = list(order(group))
+        if work.between and not is_forward_only:
+            first = next(i for i, s in enumerate(steps) if s[0] is not FORWARD)
+            late = sum(kind is FORWARD for kind, *_ in steps[first:])
+            if late:
+                raise ScheduleError(
+                    f"`{name}` starts backward passes before all forward passes are"
+                    " done: here they read what the whole batch makes.",
+                    where="`schedule=`",
+                    numbers=f"{work.micro_batches} micro-batches, coupled; {late}"
+                    f" forward passes of group {group} come later",
+                    fix='take "gpipe", or "auto".',
+                )
+            steps.insert(first, (TaskKind.BETWEEN, chunks[0], 0))
+        found = [
+            graph.by_key[(*step, s)]
+            for step in [*steps, (TaskKind.UPDATE, chunks[0], 0)]
+            for s in (slices if step[0] is FORWARD else slices[::-1])
+            if (*step, s) in graph.by_key
+        ]
+        orders.append(tuple(found))
+    return Schedule(name, graph, tuple(orders))
 
 
 def need_one_chunk(name: str, work: StepWork) -> None:

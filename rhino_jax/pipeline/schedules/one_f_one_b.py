@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product, zip_longest
 
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.schedules.family import (
+    BACKWARD,
+    FORWARD,
     Placement,
-    backward,
+    Step,
     family,
-    forward,
     in_order,
     need_one_chunk,
 )
-from rhino_jax.pipeline.tasks import Key, Schedule
+from rhino_jax.pipeline.tasks import Schedule, TaskKind
 from rhino_jax.pipeline.work import StepWork
 
 
@@ -25,17 +28,15 @@ def forward_only(work: StepWork) -> Schedule:
     there are groups, so that no group waits for the first ones to come round.
     """
 
-    def order(group: int) -> list[Key]:
+    def order(group: int) -> list[Step]:
         return [
-            step
+            (FORWARD, c, m)
             for start in range(0, work.micro_batches, work.groups)
             for c in work.chunks_of[group]
             for m in range(start, min(start + work.groups, work.micro_batches))
-            for step in forward(c, m, work.slices)
         ]
 
-    orders = [order(g) for g in range(work.groups)]
-    return in_order("forward-only", work, orders, is_forward_only=True)
+    return in_order("forward-only", work, order, is_forward_only=True)
 
 
 @family("gpipe", "all forward, then all backward", "arXiv 1811.06965")
@@ -47,20 +48,14 @@ def gpipe(work: StepWork) -> Schedule:
     Source: Huang et al., "GPipe: efficient training of giant neural networks using
     pipeline parallelism" (arXiv 1811.06965).
     """
-    return in_order("gpipe", work, [_order(work, g) for g in range(work.groups)])
+    batches = range(work.micro_batches)
 
+    def order(group: int) -> Iterator[Step]:
+        chunks = work.chunks_of[group]
+        yield from product([FORWARD], chunks, batches)
+        yield from product([BACKWARD], chunks[::-1], batches)
 
-def _order(work: StepWork, group: int) -> list[Key]:
-    chunks, batches = work.chunks_of[group], range(work.micro_batches)
-    return [
-        *(s for c in chunks for m in batches for s in forward(c, m, work.slices)),
-        *(
-            s
-            for c in chunks[::-1]
-            for m in batches
-            for s in backward(c, m, work.slices)
-        ),
-    ]
+    return in_order("gpipe", work, order)
 
 
 @family(
@@ -82,57 +77,44 @@ def interleaved(work: StepWork) -> Schedule:
     Source: Narayanan et al., "Efficient large-scale language model training on GPU
     clusters using Megatron-LM" (arXiv 2104.04473), section 2.2.
     """
-    is_met = bool(work.between)
-    _check(work, is_any=is_met)
-    if is_met:
-        return replace(gpipe(work), name="interleaved")
     groups, count = work.groups, work.micro_batches
-    v = len(work.chunks) // groups
-    total = count * v
-
-    def order(stage: int) -> list[Key]:
-        chunks = work.chunks_of[stage]
-
-        def place(k: int) -> tuple[int, int]:
-            return k // groups % v, k // (groups * v) * groups + k % groups
-
-        ahead = [
-            forward(chunks[c], m, work.slices) for c, m in map(place, range(total))
-        ]
-        back = [
-            backward(chunks[v - 1 - c], m, work.slices)
-            for c, m in map(place, range(total))
-        ]
-        is_all = count == groups
-        warm = total if is_all else 2 * (groups - stage - 1) + (v - 1) * groups
-        warm = min(warm, total)
-        found = [step for steps in ahead[:warm] for step in steps]
-        for k, steps in enumerate(back):
-            found += ahead[warm + k] if warm + k < total else []
-            found += steps
-        return found
-
-    return in_order("interleaved", work, [order(s) for s in range(groups)])
-
-
-def _check(work: StepWork, *, is_any: bool) -> None:
-    if len(work.chunks) == work.groups or not work.is_loop:
+    if len(work.chunks) == groups or not work.is_loop:
         raise ScheduleError(
             "`interleaved` needs several chunks in every group, that go round them.",
             where=f"groups of chunks: {[c.group for c in work.chunks]}",
-            numbers=f"{len(work.chunks)} chunks in {work.groups} groups",
-            fix=f"cut into a multiple of {work.groups} chunks, chunk c in group"
-            f" c mod {work.groups}.",
+            numbers=f"{len(work.chunks)} chunks in {groups} groups",
+            fix=f"cut into a multiple of {groups} chunks, chunk c in group"
+            f" c mod {groups}.",
         )
-    if work.micro_batches % work.groups and not is_any:
-        fewer = work.micro_batches // work.groups * work.groups
+    if work.between:
+        return replace(gpipe(work), name="interleaved")
+    if count % groups:
+        fewer = count // groups * groups
         raise ScheduleError(
             "`interleaved` needs a multiple of as many micro-batches as groups.",
-            numbers=f"{work.micro_batches} micro-batches, {work.groups} groups",
-            fix=f"take {fewer + work.groups} micro-batches"
+            numbers=f"{count} micro-batches, {groups} groups",
+            fix=f"take {fewer + groups} micro-batches"
             + (f" or {fewer}." if fewer else ".")
             + " `searched` takes any number.",
         )
+    v = len(work.chunks) // groups
+    total = count * v
+
+    def order(stage: int) -> list[Step]:
+        def step(kind: TaskKind, chunks: Sequence[int], k: int) -> Step:
+            m = k // (groups * v) * groups + k % groups
+            return kind, chunks[k // groups % v], m
+
+        chunks = work.chunks_of[stage]
+        ahead = [step(FORWARD, chunks, k) for k in range(total)]
+        is_all = count == groups
+        warm = total if is_all else 2 * (groups - stage - 1) + (v - 1) * groups
+        found = ahead[:warm]
+        for k in range(total):
+            found += [*ahead[warm + k :][:1], step(BACKWARD, chunks[::-1], k)]
+        return found
+
+    return in_order("interleaved", work, order)
 
 
 @family("1f1b", "one forward, one backward", "arXiv 2006.09503")
@@ -169,15 +151,12 @@ def _in_turn(name: str, work: StepWork, k: int) -> Schedule:
     count = work.micro_batches
     turns = [range(i, min(i + k, count)) for i in range(0, count, k)]
 
-    def order(stage: int) -> list[Key]:
-        warm = min(len(turns), work.groups - stage - 1)
-        ahead, found = iter(turns[warm:]), []
+    def order(stage: int) -> Iterator[Step]:
+        warm = work.groups - stage - 1
         for turn in turns[:warm]:
-            found += [s for m in turn for s in forward(stage, m, work.slices)]
-        for turn in turns:
-            for m in next(ahead, ()):
-                found += forward(stage, m, work.slices)
-            found += [s for m in turn for s in backward(stage, m, work.slices)]
-        return found
+            yield from product([FORWARD], [stage], turn)
+        for ahead, turn in zip_longest(turns[warm:], turns, fillvalue=range(0)):
+            yield from product([FORWARD], [stage], ahead)
+            yield from product([BACKWARD], [stage], turn)
 
-    return in_order(name, work, [order(s) for s in range(work.groups)])
+    return in_order(name, work, order)

@@ -4,11 +4,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from rhino_jax.errors import ScheduleError
-from rhino_jax.pipeline.schedules.family import backward, family, forward, in_order
-from rhino_jax.pipeline.tasks import Key, Schedule
+from rhino_jax.pipeline.schedules.family import (
+    BACKWARD,
+    FORWARD,
+    Step,
+    family,
+    in_order,
+)
+from rhino_jax.pipeline.tasks import Schedule
 from rhino_jax.pipeline.work import StepWork
 from rhino_jax.utils.keywords import brief, read_choice
 
@@ -54,18 +62,12 @@ def token_slices(work: StepWork) -> Schedule:
             fix="give every chunk one cost for every slice, or take `gpipe`.",
         )
 
-    def order(group: int) -> list[Key]:
-        chunks, batches = work.chunks_of[group], range(work.micro_batches)
-        slices = work.slices
-        ahead = [s for c in chunks for m in batches for s in forward(c, m, slices)]
-        return ahead + [
-            s
-            for c in chunks[::-1]
-            for m in batches[::-1]
-            for s in backward(c, m, slices)
-        ]
+    def order(group: int) -> Iterator[Step]:
+        ahead = [*product(work.chunks_of[group], range(work.micro_batches))]
+        yield from ((FORWARD, *at) for at in ahead)
+        yield from ((BACKWARD, *at) for at in reversed(ahead))
 
-    return in_order(TOKEN_SLICES, work, [order(g) for g in range(work.groups)])
+    return in_order(TOKEN_SLICES, work, order)
 
 
 def read_schedule(what: str, value: Any, known: tuple[str, ...]) -> str:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.schedules.family import (
+    FORWARD,
     Placement,
-    backward,
+    Step,
     family,
-    forward,
     in_order,
     need_one_chunk,
 )
 from rhino_jax.pipeline.schedules.listed import PriorityRule, listed
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.tasks import Key, Schedule, TaskKind
+from rhino_jax.pipeline.tasks import Schedule, TaskKind
 from rhino_jax.pipeline.work import StepWork
 
 
@@ -40,26 +42,20 @@ def zero_bubble(work: StepWork) -> Schedule:
     2.1, with I for its B.
     """
     need_one_chunk("zero-bubble", work)
-    count, slices = work.micro_batches, work.slices
-    is_met = bool(work.between)
+    count, is_met = work.micro_batches, bool(work.between)
 
-    def order(stage: int) -> list[Key]:
-        warm = count if is_met else min(count, work.groups - stage - 1)
-        found = [step for m in range(warm) for step in forward(stage, m, slices)]
-        late = 0
-        for m in range(count):
-            if warm + m < count:
-                found += forward(stage, warm + m, slices)
-            found += backward(stage, m, slices, TaskKind.INPUT_GRADIENT)
-            if m >= stage or is_met:
-                found += backward(stage, late, slices, TaskKind.WEIGHT_GRADIENT)
-                late += 1
-        for m in range(late, count):
-            found += backward(stage, m, slices, TaskKind.WEIGHT_GRADIENT)
-        return found
+    def order(stage: int) -> Iterator[Step]:
+        warm = count if is_met else work.groups - stage - 1
+        late = 0 if is_met else stage
+        for k in range(-warm, count + late):
+            if 0 <= warm + k < count:
+                yield FORWARD, stage, warm + k
+            if 0 <= k < count:
+                yield TaskKind.INPUT_GRADIENT, stage, k
+            if 0 <= k - late < count:
+                yield TaskKind.WEIGHT_GRADIENT, stage, k - late
 
-    orders = [order(s) for s in range(work.groups)]
-    return in_order("zero-bubble", work, orders, is_split=True)
+    return in_order("zero-bubble", work, order, is_split=True)
 
 
 @family(
