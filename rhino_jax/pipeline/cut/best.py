@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -61,198 +62,152 @@ def best(
       gap: optimality gap at which the search stops, as a share of the step time.
       seed: seed of the search.
     """
-    model = _CutModel(numbers, hint, limit_ns)
+    model = cp_model.CpModel()
+    y = [
+        [model.new_bool_var(f"y{i},{s}") for s in range(numbers.stages - 1)]
+        for i in range(numbers.count)
+    ]
+    _add_order(model, numbers, y)
+    _add_costs(model, numbers, y, hint, limit_ns)
+    for row, stage in zip(y, () if hint is None else hint, strict=False):
+        for s, variable in enumerate(row):
+            model.add_hint(variable, int(stage <= s))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = effort
     solver.parameters.relative_gap_limit = gap
-    status = solver.solve(model.model)
+    status = solver.solve(model)
     bound = int(np.ceil(solver.best_objective_bound - 1e-6))
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return CutSolution(None, 0, status == cp_model.INFEASIBLE)
-    stages = numbers.stages - 1 - model.value_of_ys(solver)
+    later = [sum(map(solver.boolean_value, row)) for row in y]
     is_best = status == cp_model.OPTIMAL and bound >= round(solver.objective_value)
-    return CutSolution(stages, bound, is_best)
+    return CutSolution(numbers.stages - 1 - np.array(later, int), bound, is_best)
 
 
-class _Row:
-    """A sum of weighted variables and a constant."""
+def _add_order(
+    model: cp_model.CpModel, numbers: CutArrays, y: Sequence[Sequence[Any]]
+) -> None:
+    """Add the constraints on stages of nodes: by order, pins, chains and symmetry."""
 
-    def __init__(self, constant: int = 0) -> None:
-        self.constant = constant
-        self.variables: list[cp_model.IntVar] = []
-        self.weights: list[int] = []
+    def equal(some: Sequence[Any], others: Sequence[Any]) -> None:
+        for a, b in zip(some, others, strict=True):
+            model.add(a == b)
 
-    def add(
-        self, variables: Sequence[cp_model.IntVar], weights: Sequence[int] | np.ndarray
-    ) -> None:
-        for variable, weight in zip(variables, weights, strict=True):
-            if weight:
-                self.variables.append(variable)
-                self.weights.append(int(weight))
-
-    def include(self, other: _Row) -> None:
-        self.constant += other.constant
-        self.add(other.variables, other.weights)
-
-    @property
-    def sum(self) -> cp_model.LinearExpr:
-        parts = cp_model.LinearExpr.weighted_sum(self.variables, self.weights)
-        return parts + self.constant
-
-
-class _CutModel:
-    def __init__(
-        self, numbers: CutArrays, hint: np.ndarray | None, limit_ns: int
-    ) -> None:
-        self.numbers = numbers
-        self.model = cp_model.CpModel()
-        self.hops = numbers.stages - 1
-        self.y = [
-            [self.model.new_bool_var(f"y{i},{s}") for s in range(self.hops)]
-            for i in range(numbers.count)
-        ]
-        # The variables of all nodes by hop.
-        self.until = [[row[s] for row in self.y] for s in range(self.hops)]
-        self._order()
-        self.crosses = [
-            [self._crosses(v, s) for v in range(len(numbers.readers))]
-            for s in range(self.hops)
-        ]
-        self._symmetry()
-        self._objective(hint, limit_ns)
-        self._memory()
-        if hint is not None:
-            for i, row in enumerate(self.y):
-                for s, y in enumerate(row):
-                    self.model.add_hint(y, int(hint[i] <= s))
-
-    def _order(self) -> None:
-        numbers = self.numbers
-        for row in self.y:
-            for a, b in pairwise(row):
-                self.model.add_implication(a, b)
-        for v, readers in enumerate(numbers.readers):
-            for reader in readers:
-                for s in range(self.hops):
-                    source = self.y[numbers.sources[v]][s]
-                    self.model.add_implication(self.y[reader][s], source)
-        for i in np.flatnonzero(numbers.pins >= 0):
-            for s in range(self.hops):
-                self.model.add(self.y[i][s] == int(numbers.pins[i] <= s))
-        for chain in numbers.chains:
-            self._in_row(chain)
-
-    def _in_row(self, chain: tuple[tuple[int, ...], ...]) -> None:
+    for row in y:
+        for a, b in pairwise(row):
+            model.add_implication(a, b)
+    for source, readers in zip(numbers.sources, numbers.readers, strict=True):
+        for reader in readers:
+            for a, b in zip(y[reader], y[source], strict=True):
+                model.add_implication(a, b)
+    for i in map(int, np.flatnonzero(numbers.pins >= 0)):
+        equal(y[i], [int(numbers.pins[i] <= s) for s in range(len(y[i]))])
+    for chain in numbers.chains:
         for link in chain:
             for a, b in pairwise(link):
-                self._equal(self.y[a], self.y[b])
+                equal(y[a], y[b])
         for before, after in pairwise(chain):
             # `before` is not in the last stage, and `after` not in the first.
-            first, second = self.y[before[0]], self.y[after[0]]
-            self._equal([0, *first], [*second, 1])
+            equal([0, *y[before[0]]], [*y[after[0]], 1])
+    for one, other in twins(numbers):
+        for a, b in zip(y[other], y[one], strict=True):
+            model.add_implication(a, b)
 
-    def _equal(
-        self,
-        some: Sequence[cp_model.IntVar | int],
-        others: Sequence[cp_model.IntVar | int],
-    ) -> None:
-        for a, b in zip(some, others, strict=True):
-            self.model.add(a == b)
 
-    def _crosses(self, v: int, s: int) -> cp_model.IntVar:
-        """Add and return the variable that is 1 if a value is sent over a hop."""
-        crosses = self.model.new_bool_var(f"c{v},{s}")
-        source = self.y[self.numbers.sources[v]][s]
-        for reader in self.numbers.readers[v]:
-            self.model.add_bool_or(~source, self.y[reader][s], crosses)
-        return crosses
+def _add_costs(
+    model: cp_model.CpModel,
+    numbers: CutArrays,
+    y: Sequence[Sequence[Any]],
+    hint: np.ndarray | None,
+    limit_ns: int,
+) -> None:
+    """Add the objective, and the constraints on memory.
 
-    def _in_stage(self, per_node: np.ndarray, s: int) -> _Row:
-        """Return the sum over the nodes of a stage."""
-        row = _Row(int(per_node.sum()) if s == self.hops else 0)
-        if s < self.hops:
-            row.add(self.until[s], per_node)
-        if s:
-            row.add(self.until[s - 1], -per_node)
-        return row
+    Args:
+      model: the model.
+      numbers: the problem.
+      y: variables by node and stage but the last.
+      hint, limit_ns: as for `best`.
+    """
+    hops, m = numbers.stages - 1, numbers.micro_batches
+    until = [[row[s] for row in y] for s in range(hops)] + [[1] * numbers.count]
 
-    def _objective(self, hint: np.ndarray | None, limit_ns: int) -> None:
-        numbers, model = self.numbers, self.model
-        least, most = numbers.least_bottleneck_ns, numbers.most_pace_ns
-        bottleneck = model.new_int_var(least, most, "bottleneck")
-        total = _Row()
-        m = numbers.micro_batches
-        total.add([bottleneck], [m - 1])
-        for s in reversed(range(self.hops + 1)):
-            stage = self._in_stage(numbers.op_ns[:, s], s)
-            model.add(stage.sum <= bottleneck)
-            model.add(stage.sum >= 1)
-            total.include(stage)
-            for way in range(2 if s < self.hops else 0):
-                sent = _Row(int(numbers.latency_ns[s]))
-                sent.add(self.crosses[s], numbers.value_ns[:, s, way])
-                model.add(sent.sum <= bottleneck)
-                total.include(sent)
-            # The total so far: the stages and hops from here on, and (m - 1) B.
-            if numbers.round_trips[s]:
-                model.add(
-                    total.sum <= (int(numbers.round_trips[s]) + m - 1) * bottleneck
-                )
-        self._once(total)
-        model.minimize(total.sum)
-        if limit_ns < NO_LIMIT:
-            model.add(total.sum <= limit_ns)
-        if hint is not None:
-            model.add_hint(bottleneck, price(numbers, hint).bottleneck_ns)
-
-    def _once(self, total: _Row) -> None:
-        """Add the transfers of shared parameters' gradients between their readers."""
-        numbers, model = self.numbers, self.model
-        for p, readers in enumerate(numbers.shared):
-            for s in range(self.hops):
-                if not numbers.shared_ns[p, s]:
-                    continue
-                some = model.new_bool_var(f"some{p},{s}")
-                meets = model.new_bool_var(f"meets{p},{s}")
-                for r in readers:
-                    model.add_implication(self.y[r][s], some)
-                    model.add_bool_or(~some, self.y[r][s], meets)
-                total.add([meets], [numbers.shared_ns[p, s]])
-
-    def _memory(self) -> None:
-        numbers, sizes = self.numbers, self.numbers.value_bytes
-        for s in range(self.hops + 1):
-            if numbers.limit_bytes[s] >= NO_LIMIT:
-                continue
-            in_flight = int(numbers.in_flight[s])
-            own = numbers.own_bytes + in_flight * numbers.activation_bytes
-            row = self._in_stage(own, s)
-            if s:
-                row.add(self.crosses[s - 1], (in_flight + 1) * sizes[:, 0])
-            if s < self.hops:
-                row.add(self.crosses[s], sizes[:, 1])
-            read = [self._is_read(p, rs, s) for p, rs in enumerate(numbers.shared)]
-            row.add(read, numbers.shared_bytes)
-            self.model.add(row.sum <= int(numbers.limit_bytes[s]))
-
-    def _is_read(self, p: int, readers: tuple[int, ...], s: int) -> cp_model.IntVar:
-        found = self.model.new_bool_var(f"read{p},{s}")
-        for r in readers:
-            here = [~self.y[r][s]] if s < self.hops else []
-            there = [self.y[r][s - 1]] if s else []
-            self.model.add_bool_or(*here, *there, found)
+    def any_of(name: str, *clauses: Sequence[Any]) -> Any:
+        """Return a variable that is 1 if a clause is not satisfied."""
+        found = model.new_bool_var(name)
+        for clause in clauses:
+            model.add_bool_or(*clause, found)
         return found
 
-    def _symmetry(self) -> None:
-        for a, b in twins(self.numbers):
-            for s in range(self.hops):
-                self.model.add_implication(self.y[b][s], self.y[a][s])
+    def in_stage(per_node: np.ndarray, s: int) -> list[tuple[Any, int]]:
+        """Return the sum over the nodes of a stage, as variables and weights."""
+        before = zip(until[s - 1], -per_node, strict=True) if s else ()
+        return [*zip(until[s], per_node, strict=True), *before]
 
-    def value_of_ys(self, solver: cp_model.CpSolver) -> np.ndarray:
-        """Return by node the number of its variables that are 1."""
-        return np.array([sum(map(solver.boolean_value, row)) for row in self.y], int)
+    def total_of(terms: Sequence[tuple[Any, int]]) -> Any:
+        used = [(variable, int(weight)) for variable, weight in terms if weight]
+        return (
+            cp_model.LinearExpr.weighted_sum(*map(list, zip(*used, strict=True)))
+            if used
+            else 0
+        )
+
+    # Variables that are 1 if a value is sent over a hop.
+    crosses = [
+        [
+            any_of(f"c{v},{s}", *([~until[s][source], until[s][r]] for r in readers))
+            for v, (source, readers) in enumerate(
+                zip(numbers.sources, numbers.readers, strict=True)
+            )
+        ]
+        for s in range(hops)
+    ]
+    least, most = numbers.least_bottleneck_ns, numbers.most_pace_ns
+    bottleneck = model.new_int_var(least, most, "bottleneck")
+    total: list[tuple[Any, int]] = [(bottleneck, m - 1)]
+    for s in reversed(range(hops + 1)):
+        stage = in_stage(numbers.op_ns[:, s], s)
+        model.add(total_of(stage) <= bottleneck)
+        model.add(total_of(stage) >= 1)
+        total += stage
+        for way in range(2 if s < hops else 0):
+            times = numbers.value_ns[:, s, way]
+            sent = [(1, numbers.latency_ns[s]), *zip(crosses[s], times, strict=True)]
+            model.add(total_of(sent) <= bottleneck)
+            total += sent
+        # The total so far: the stages and hops from here on, and (m - 1) B.
+        if trips := int(numbers.round_trips[s]):
+            model.add(total_of(total) <= (trips + m - 1) * bottleneck)
+    # Shared parameters' gradients are sent once, between their readers.
+    for p, readers in enumerate(numbers.shared):
+        for s in map(int, np.flatnonzero(numbers.shared_ns[p])):
+            some = model.new_bool_var(f"some{p},{s}")
+            for r in readers:
+                model.add_implication(y[r][s], some)
+            meets = any_of(f"meets{p},{s}", *([~some, y[r][s]] for r in readers))
+            total.append((meets, numbers.shared_ns[p, s]))
+    model.minimize(total_of(total))
+    if limit_ns < NO_LIMIT:
+        model.add(total_of(total) <= limit_ns)
+    if hint is not None:
+        model.add_hint(bottleneck, price(numbers, hint).bottleneck_ns)
+    for s in map(int, np.flatnonzero(numbers.limit_bytes < NO_LIMIT)):
+        in_flight = int(numbers.in_flight[s])
+        row = in_stage(numbers.own_bytes + in_flight * numbers.activation_bytes, s)
+        if s:
+            received = (in_flight + 1) * numbers.value_bytes[:, 0]
+            row += zip(crosses[s - 1], received, strict=True)
+        if s < hops:
+            row += zip(crosses[s], numbers.value_bytes[:, 1], strict=True)
+        for p, readers in enumerate(numbers.shared):
+            ends = [
+                [*([~y[r][s]] if s < hops else []), *([y[r][s - 1]] if s else [])]
+                for r in readers
+            ]
+            row.append((any_of(f"read{p},{s}", *ends), numbers.shared_bytes[p]))
+        model.add(total_of(row) <= int(numbers.limit_bytes[s]))
 
 
 def twins(numbers: CutArrays) -> list[tuple[int, int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from rhino_jax.errors import (
@@ -63,132 +65,100 @@ def cut(
             raise _infeasible(problem, numbers, is_proved=False)
         bound = price(numbers, stages).step_time_ns if numbers.stages == 1 else 0
         return cut_of(numbers, stages, bound, small.numbers.count)
-    return _best(problem, numbers, stages, effort, gap, seed)
+    return _best(problem, numbers, stages, effort=effort, gap=gap, seed=seed)
 
 
 def _best(
     problem: CutProblem,
     numbers: CutArrays,
     stages: np.ndarray | None,
-    effort: float,
-    gap: float,
-    seed: int,
+    **limits: Any,
 ) -> StageCut:
+    """Return the best cut that CP-SAT finds, from `stages` on, if these are known."""
     from rhino_jax.pipeline.cut.best import best
 
     known_ns = None if stages is None else price(numbers, stages).step_time_ns
     small = contract(numbers, known_ns)
-    # The known cut may not be one of the contracted problem, whose cuts are all faster.
-    hint = _as_nodes(small.node_of, stages)
-    limit_ns = NO_LIMIT if known_ns is None else known_ns - (hint is None)
-    found = best(
-        small.numbers, hint, limit_ns=limit_ns, effort=effort, gap=gap, seed=seed
-    )
-    if found.stages is None:
-        if stages is None or known_ns is None:
-            raise _infeasible(problem, numbers, is_proved=found.is_proved)
-        bound = known_ns if found.is_proved else 0
-        return cut_of(numbers, stages, bound, small.numbers.count)
-    chosen = small.expand(found.stages)
-    chosen_ns = price(numbers, chosen).step_time_ns
-    if known_ns is not None and stages is not None and known_ns <= chosen_ns:
-        chosen, chosen_ns = stages, known_ns
-    bound = chosen_ns if found.is_proved else min(found.bound_ns, chosen_ns)
+    hint, limit_ns = None, NO_LIMIT
+    if stages is not None and known_ns is not None:
+        hint = np.zeros(small.numbers.count, int)
+        hint[small.node_of] = stages
+        # The known cut may not be one of the contracted problem, whose cuts are all
+        # faster.
+        hint = hint if (small.expand(hint) == stages).all() else None
+        limit_ns = known_ns - (hint is None)
+    found = best(small.numbers, hint, limit_ns=limit_ns, **limits)
+    chosen, chosen_ns, bound = stages, known_ns, 0
+    if found.stages is not None:
+        chosen, bound = small.expand(found.stages), found.bound_ns
+        chosen_ns = price(numbers, chosen).step_time_ns
+        if known_ns is not None and known_ns <= chosen_ns:
+            chosen, chosen_ns = stages, known_ns
+    if chosen is None or chosen_ns is None:
+        raise _infeasible(problem, numbers, is_proved=found.is_proved)
+    bound = chosen_ns if found.is_proved else min(bound, chosen_ns)
     return cut_of(numbers, chosen, bound, small.numbers.count)
 
 
-def _as_nodes(node_of: np.ndarray, stages: np.ndarray | None) -> np.ndarray | None:
-    """Convert stages of ops to stages of nodes; None if a node's ops are in several."""
-    if stages is None:
-        return None
-    of_nodes = np.zeros(node_of.max() + 1, int)
-    of_nodes[node_of] = stages
-    return of_nodes if (of_nodes[node_of] == stages).all() else None
-
-
 def _check(problem: CutProblem, numbers: CutArrays) -> None:
-    places = np.flatnonzero((numbers.op_ns > 0).any(axis=1))
-    working = len(places)
+    """Refuse more stages than ops with work, and pins that no cut satisfies."""
+    names, works = [op.name for op in problem.ops.ops], (numbers.op_ns > 0).any(axis=1)
+    working, pins = int(works.sum()), numbers.pins
     if working < numbers.stages:
-        names = dict.fromkeys(problem.ops.ops[i].name for i in places)
+        known = dict.fromkeys(names[i] for i in np.flatnonzero(works))
         raise StageError(
             "There are more stages than ops that take time.",
             where="`stages=`",
-            numbers=f"{numbers.stages} stages, {working} ops: {', '.join(names)}",
+            numbers=f"{numbers.stages} stages, {working} ops: {', '.join(known)}",
             fix=f"take at most {working} stages. A loop is one op, unless it is over"
             " layers whose number the stages divide: leave one over micro-batches to"
             " `microbatches=`.",
         )
-    latest = np.where(numbers.pins >= 0, numbers.pins, 0)
-    while True:
-        before = latest.copy()
-        _raise_readers(problem, numbers, latest)
-        _raise_chains(problem, numbers, latest)
-        if (latest == before).all():
-            break
-    _check_all_work(problem, numbers, latest)
-
-
-def _raise_readers(problem: CutProblem, numbers: CutArrays, latest: np.ndarray) -> None:
-    """Raise `latest` so that every op is no earlier than the values that it reads."""
-    for op in range(numbers.count):
-        for v in np.flatnonzero(numbers.sources == op):
-            for reader in numbers.readers[v]:
-                latest[reader] = max(latest[reader], latest[op])
-                pin, name = numbers.pins[reader], problem.ops.ops[reader].name
-                if 0 <= pin < latest[op]:
-                    raise StageOrderError(
-                        "A pinned op needs what a later stage makes.",
-                        where=f"op {reader} {name}".strip(),
-                        numbers=f"pinned to stage {pin}; what it reads is in stage"
-                        f" {latest[op]} or later",
-                        fix=f"pin it to stage {latest[op]} or later, or what it reads"
-                        f" to {pin} or earlier.",
-                    )
-
-
-def _raise_chains(problem: CutProblem, numbers: CutArrays, latest: np.ndarray) -> None:
-    """Raise `latest` so that the links of every chain are in consecutive stages."""
-    for chain in numbers.chains:
-        at = {op: k for k, link in enumerate(chain) for op in link}
-        first = max(int(latest[op]) - k for op, k in at.items())
-        for op, k in at.items():
-            latest[op] = first + k
-            pin, name = numbers.pins[op], problem.ops.ops[op].name
-            limit = numbers.stages - 1 if pin < 0 else pin
-            if limit < latest[op]:
+    edges = sorted(
+        (int(source), reader)
+        for source, readers in zip(numbers.sources, numbers.readers, strict=True)
+        for reader in readers
+    )
+    # The first stage that each op can be in, and the last.
+    earliest, before = np.where(pins >= 0, pins, 0), None
+    while before is None or (earliest != before).any():
+        before = earliest.copy()
+        for op, reader in edges:
+            earliest[reader] = max(earliest[reader], earliest[op])
+            if 0 <= pins[reader] < earliest[op]:
                 raise StageOrderError(
-                    f"{len(chain)} parts of a loop do not lie in as many stages in a"
-                    " row.",
-                    where=f"op {op} {name}".strip(),
-                    numbers=f"part {k} is in stage {latest[op]} at least, and in stage"
-                    f" {limit} at most",
-                    fix="take more stages, or other pins.",
+                    "A pinned op needs what a later stage makes.",
+                    where=f"op {reader} {names[reader]}".strip(),
+                    numbers=f"pinned to stage {pins[reader]}; what it reads is in stage"
+                    f" {earliest[op]} or later",
+                    fix=f"pin it to stage {earliest[op]} or later, or what it reads"
+                    f" to {pins[reader]} or earlier.",
                 )
-
-
-def _check_all_work(
-    problem: CutProblem, numbers: CutArrays, latest: np.ndarray
-) -> None:
-    """Refuse pins that leave a stage without work.
-
-    Args:
-      latest: the first stage that each op can be in.
-    """
-    first = np.full(numbers.count, numbers.stages - 1)
-    for op in reversed(range(numbers.count)):
-        pin = numbers.pins[op]
-        first[op] = pin if pin >= 0 else first[op]
-        for v in np.flatnonzero(numbers.sources == op):
-            first[op] = min([first[op], *first[list(numbers.readers[v])]])
-    works = (numbers.op_ns > 0).any(axis=1)
+        for chain in numbers.chains:
+            at = {op: k for k, link in enumerate(chain) for op in link}
+            first = max(int(earliest[op]) - k for op, k in at.items())
+            for op, k in at.items():
+                earliest[op] = first + k
+                limit = numbers.stages - 1 if pins[op] < 0 else pins[op]
+                if limit < earliest[op]:
+                    raise StageOrderError(
+                        f"{len(chain)} parts of a loop do not lie in as many stages in"
+                        " a row.",
+                        where=f"op {op} {names[op]}".strip(),
+                        numbers=f"part {k} is in stage {earliest[op]} at least, and in"
+                        f" stage {limit} at most",
+                        fix="take more stages, or other pins.",
+                    )
+    latest = np.where(pins >= 0, pins, numbers.stages - 1)
+    for op, reader in reversed(edges):
+        latest[op] = min(latest[op], latest[reader])
     for stage in range(numbers.stages):
-        if not (works & (latest <= stage) & (stage <= first)).any():
-            held = np.flatnonzero(works & (numbers.pins >= 0))
+        if not (works & (earliest <= stage) & (stage <= latest)).any():
+            held = np.flatnonzero(works & (pins >= 0))
             raise PinError(
                 f"Pins leave stage {stage} nothing to do.",
-                where=", ".join(problem.ops.ops[op].name for op in held[:3]),
-                numbers=f"{numbers.stages} stages; of {int(works.sum())} ops that take"
+                where=", ".join(names[op] for op in held[:3]),
+                numbers=f"{numbers.stages} stages; of {working} ops that take"
                 f" time, {len(held)} pinned, none can be in stage {stage}",
                 fix=f"pin something to stage {stage}, or leave an op free.",
             )

@@ -331,8 +331,6 @@ def cut_of(
         stages=tuple(map(int, stages)),
         step_time_s=found.step_time_ns / NS,
         bottleneck_s=found.bottleneck_ns / NS,
-        stage_s=tuple(float(ns) / NS for ns in found.stage_ns),
-        sent_s=tuple((float(a) / NS, float(b) / NS) for a, b in found.sent_ns),
         once_s=found.once_ns / NS,
         held_bytes=tuple(map(int, found.held_bytes)),
         bound_s=bound_ns / NS,

@@ -180,8 +180,6 @@ class StageCut:
         and hop once.
       bottleneck_s: seconds of the slowest stage or hop for one micro-batch, which sets
         the pace.
-      stage_s: seconds of every stage for one micro-batch, forward and backward.
-      sent_s: seconds of every hop for one micro-batch: (forward, backward).
       once_s: seconds of sending gradients of shared parameters, once a step.
       held_bytes: peak bytes of a device of every stage.
       bound_s: lower bound on the step time of any cut; 0 if nothing was proved.
@@ -191,8 +189,6 @@ class StageCut:
     stages: tuple[int, ...]
     step_time_s: float
     bottleneck_s: float
-    stage_s: tuple[float, ...]
-    sent_s: tuple[tuple[float, float], ...]
     once_s: float
     held_bytes: tuple[int, ...]
     bound_s: float = 0.0

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
 
 from ortools.sat.python import cp_model
 
 from rhino_jax.pipeline.simulation import Simulation
-from rhino_jax.pipeline.tasks import TaskGraph
+from rhino_jax.pipeline.tasks import Hold, TaskGraph, Transfer
 
 
 _UNITS = 20_000
@@ -36,16 +38,82 @@ def reorder(
       that none is faster than these, or than the known one. Without a common unit
       durations are rounded, and nothing is proved.
     """
-    model = _ScheduleModel(known)
+    graph, tasks = known.schedule.graph, known.schedule.graph.tasks
+    unit = common_unit(list(graph.seconds))
+    unit_s = unit or known.step_time_s / _UNITS
+    horizon = math.ceil(known.step_time_s / unit_s - 1e-6)
+    lengths = [round(seconds / unit_s) for seconds in graph.seconds]
+    hints = (*known.task_start_s, *known.transfer_start_s)
+    model = cp_model.CpModel()
+    starts: list[Any] = []
+    rows: dict[Any, list[cp_model.IntervalVar]] = defaultdict(list)
+    for i, node in enumerate(graph.nodes):
+        length = lengths[i]
+        if isinstance(node, Transfer) and not length:
+            starts.append(starts[node.source] + lengths[node.source])
+            continue
+        starts.append(model.new_int_var(0, horizon - length, f"s{i}"))
+        model.add_hint(starts[i], round(hints[i] / unit_s))
+        interval = model.new_fixed_size_interval_var(starts[i], length, f"i{i}")
+        place = (node.link,) if isinstance(node, Transfer) else node.group
+        rows[place].append(interval)
+    ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+    for i, before in enumerate(graph.before):
+        # A transfer that takes no time has no start of its own.
+        for other in before if i < len(tasks) or lengths[i] else ():
+            model.add(starts[i] >= ends[other])
+    for row in rows.values():
+        model.add_no_overlap(row)
+    if graph.limit_bytes:
+        _add_memory(model, graph, starts, ends, horizon)
+    for i, task in enumerate(tasks):
+        later = graph.by_key.get(
+            (task.kind, task.chunk, task.micro_batch + 1, task.slice)
+        )
+        if later is not None:
+            model.add(starts[later] >= ends[i])
+    last = model.new_int_var(0, horizon, "step")
+    for end in ends[: len(tasks)]:
+        model.add(end <= last)
+    model.minimize(last)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = effort
-    status = solver.solve(model.model)
+    status = solver.solve(model)
+    is_exact = unit is not None and not any(link.buffers for link in graph.links)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return None, status == cp_model.INFEASIBLE and model.is_exact
-    starts = [solver.value(s) for s in model.starts]
-    return model.orders(starts), status == cp_model.OPTIMAL and model.is_exact
+        return None, status == cp_model.INFEASIBLE and is_exact
+    # Tasks of no duration keep their order.
+    keys = [(solver.value(starts[i]), lengths[i]) for i in range(len(tasks))]
+    orders = (sorted(order, key=keys.__getitem__) for order in known.schedule.orders)
+    return tuple(map(tuple, orders)), status == cp_model.OPTIMAL and is_exact
+
+
+def _add_memory(
+    model: cp_model.CpModel,
+    graph: TaskGraph,
+    starts: Sequence[Any],
+    ends: Sequence[Any],
+    horizon: int,
+) -> None:
+    """Bound the live bytes of every group, in units that divide all sizes."""
+    sizes = [h.bytes for t in graph.tasks for h in t.holds]
+    unit = math.gcd(*sizes, *(t.working_bytes for t in graph.tasks)) or 1
+    rows: dict[int, list[tuple[Any, int]]] = defaultdict(list)
+    for i, task in enumerate(graph.tasks):
+        for h, hold in enumerate((Hold(task.working_bytes, (i,)), *task.holds)):
+            if h or hold.bytes:
+                end = model.new_int_var(0, horizon, f"e{i}.{h}")
+                for until in hold.until:
+                    model.add(end >= ends[until])
+                size = model.new_int_var(0, horizon, f"d{i}.{h}")
+                interval = model.new_interval_var(starts[i], size, end, f"h{i}.{h}")
+                rows[task.group].append((interval, hold.bytes // unit))
+    for group, row in rows.items():
+        room = (graph.limit_bytes[group] - graph.base_bytes[group]) // unit
+        intervals, demands = zip(*row, strict=True)
+        model.add_cumulative(intervals, demands, room)
 
 
 def common_unit(durations: list[float]) -> float | None:
@@ -59,121 +127,3 @@ def common_unit(durations: list[float]) -> float | None:
         if max(ratios) < _UNITS and all(abs(r - round(r)) < 1e-6 for r in ratios):
             return unit
     return None
-
-
-class _ScheduleModel:
-    def __init__(self, known: Simulation) -> None:
-        self.known = known
-        self.graph = graph = known.schedule.graph
-        times = [t.seconds for t in graph.tasks]
-        times += [t.seconds for t in graph.transfers]
-        unit = common_unit(times)
-        self.is_exact = unit is not None and not any(k.buffers for k in graph.links)
-        self.unit_s = unit or known.step_time_s / _UNITS
-        self.horizon = math.ceil(known.step_time_s / self.unit_s - 1e-6)
-        self.model = cp_model.CpModel()
-        self.starts: list[cp_model.IntVar] = []
-        self.ends: list[cp_model.LinearExpr] = []
-        self._tasks()
-        self._transfers()
-        self._memory()
-        self._symmetry()
-        last = self.model.new_int_var(0, self.horizon, "step")
-        for end in self.ends:
-            self.model.add(end <= last)
-        self.model.minimize(last)
-
-    def _units(self, seconds: float) -> int:
-        return round(seconds / self.unit_s)
-
-    def _tasks(self) -> None:
-        by_group = defaultdict(list)
-        for i, task in enumerate(self.graph.tasks):
-            length = self._units(task.seconds)
-            start = self.model.new_int_var(0, self.horizon - length, f"t{i}")
-            self.model.add_hint(start, self._units(self.known.task_start_s[i]))
-            self.starts.append(start)
-            self.ends.append(start + length)
-            by_group[task.group].append(
-                self.model.new_fixed_size_interval_var(start, length, f"i{i}")
-            )
-        for i, task in enumerate(self.graph.tasks):
-            for earlier in task.after:
-                self.model.add(self.starts[i] >= self.ends[earlier])
-        for intervals in by_group.values():
-            self.model.add_no_overlap(intervals)
-
-    def _transfers(self) -> None:
-        by_link = defaultdict(list)
-        for i, transfer in enumerate(self.graph.transfers):
-            length = self._units(transfer.seconds)
-            start: cp_model.LinearExprT = self.ends[transfer.source]
-            if length:
-                start = variable = self.model.new_int_var(0, self.horizon, f"s{i}")
-                known = self._units(self.known.transfer_start_s[i])
-                self.model.add_hint(variable, known)
-                self.model.add(variable >= self.ends[transfer.source])
-                by_link[transfer.link].append(
-                    self.model.new_fixed_size_interval_var(variable, length, f"j{i}")
-                )
-            for target in transfer.targets:
-                self.model.add(self.starts[target] >= start + length)
-        for intervals in by_link.values():
-            self.model.add_no_overlap(intervals)
-
-    def _memory(self) -> None:
-        graph = self.graph
-        if not graph.limit_bytes:
-            return
-        sizes = [h.bytes for t in graph.tasks for h in t.holds]
-        sizes += [t.working_bytes for t in graph.tasks]
-        unit = math.gcd(*sizes) or 1
-        rows = defaultdict(list)
-        for i, task in enumerate(graph.tasks):
-            if task.working_bytes:
-                length = self._units(task.seconds)
-                interval = self.model.new_fixed_size_interval_var(
-                    self.starts[i], length, f"w{i}"
-                )
-                rows[task.group].append((interval, task.working_bytes // unit))
-            for h, hold in enumerate(task.holds):
-                end = self.model.new_int_var(0, self.horizon, f"e{i}.{h}")
-                for until in hold.until:
-                    self.model.add(end >= self.ends[until])
-                size = self.model.new_int_var(0, self.horizon, f"d{i}.{h}")
-                interval = self.model.new_interval_var(
-                    self.starts[i], size, end, f"h{i}.{h}"
-                )
-                rows[task.group].append((interval, hold.bytes // unit))
-        for group, row in rows.items():
-            room = (graph.limit_bytes[group] - graph.base_bytes[group]) // unit
-            intervals, demands = zip(*row, strict=True)
-            self.model.add_cumulative(intervals, demands, room)
-
-    def _symmetry(self) -> None:
-        tasks = self.graph.tasks
-        for i, task in enumerate(tasks):
-            place = (task.kind, task.chunk, task.micro_batch + 1, task.slice)
-            later = self.graph.by_key.get(place)
-            if later is not None:
-                self.model.add(self.starts[later] >= self.ends[i])
-
-    def orders(self, starts: list[int]) -> tuple[tuple[int, ...], ...]:
-        """Return each group's tasks by start; tasks of no duration keep their order."""
-        graph: TaskGraph = self.graph
-        found = []
-        for order in self.known.schedule.orders:
-            place = {task: k for k, task in enumerate(order)}
-            found.append(
-                tuple(
-                    sorted(
-                        order,
-                        key=lambda i: (
-                            starts[i],
-                            self._units(graph.tasks[i].seconds),
-                            place[i],
-                        ),
-                    )
-                )
-            )
-        return tuple(found)
