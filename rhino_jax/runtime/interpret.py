@@ -138,64 +138,46 @@ class _Interpretation:
     def op(self, op: Op, eqn: Any, args: Sequence[Any], copies: Copies) -> list[Any]:
         """Run one equation, with constraints on its operands and results."""
         operands = [self.operand(x, op, i, copies) for i, x in enumerate(args)]
-        on_shards = run_on_shards(
-            eqn, held_specs(op, self.decisions), operands, self.mesh.mesh
-        )
+        specs, mesh = held_specs(op, self.decisions), self.mesh.mesh
+        on_shards = run_on_shards(eqn, specs, operands, mesh)
         if on_shards is not None:
-            return [
-                self.made(x, v, None)
-                for x, v in zip(on_shards, op.results, strict=True)
-            ]
-        parts = self.parts(op, eqn, operands)
-        if parts is not None:
-            return parts
-        operands = [
-            self.mesh.place(x, whole)
-            for x, whole in zip(operands, self.reading_whole(op), strict=True)
-        ]
-        if op.name == USERS_CONSTRAINT:
-            return [
-                self.made(x, v, None) for x, v in zip(operands, op.results, strict=True)
-            ]
-        params = eqn.params
-        if op.call is not None:
-            params = with_jaxprs(eqn, self.regions(op, closed_region_jaxprs(eqn)))
-        if op.name == "shard_map":
-            check_devices_of(eqn, str(op.source), self.mesh.mesh)
-        specs = held_specs(op, self.decisions)
-        sizes, place = self.mesh.mesh.axis_sizes, self.mesh.place
-        joined = concatenated(op, operands, params, specs, sizes, place)
-        if joined is not None:
-            return [self.made(joined, op.results[0], None)]
-        operands = with_clamped_starts(op, operands, specs)
-        operands = with_shards_made(op, operands, specs, sizes)
-        results = bind_eqn(eqn, operands, params)
-        return [
-            self.made(x, v, whole)
-            for x, v, whole in zip(
-                results, op.results, self.making_whole(op), strict=True
-            )
-        ]
-
-    def parts(self, op: Op, eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
-        """Run one equation on shards; None where XLA is to partition it."""
-        decisions = self.decisions
-        route = decisions.waypoints.get(op.results[0], ()) if op.results else ()
-        found = run_each_part(
+            return self.made(op, on_shards)
+        waypoints, values = self.decisions.waypoints, self.decisions.values
+        parts = run_each_part(
             op,
             eqn,
-            held_specs(op, self.decisions),
+            specs,
             operands,
-            self.mesh.mesh,
-            route,
-            tiles_groups=decisions.lowering.tiles_groups,
+            mesh,
+            waypoints.get(op.results[0], ()) if op.results else (),
+            tiles_groups=self.decisions.lowering.tiles_groups,
         )
-        if found is None:
-            return None
-        return [
-            self.mesh.travel(x, spec, decisions.values.get(v))
-            for (x, spec), v in zip(found, op.results, strict=True)
-        ]
+        if parts is not None:
+            return [
+                self.mesh.travel(x, spec, values.get(v))
+                for (x, spec), v in zip(parts, op.results, strict=True)
+            ]
+        whole = without_whole(op, specs, mesh.axis_sizes)
+        operands = list(map(self.mesh.place, operands, whole))
+        if op.name == USERS_CONSTRAINT:
+            return self.made(op, operands)
+        params = eqn.params
+        if op.call is not None:
+            jaxprs = enumerate(closed_region_jaxprs(eqn))
+            bodies = [
+                rebuild_jaxpr(self.body(op, i, jaxpr), jaxpr) for i, jaxpr in jaxprs
+            ]
+            params = with_jaxprs(eqn, bodies)
+        if op.name == "shard_map":
+            check_devices_of(eqn, str(op.source), mesh)
+        sizes = mesh.axis_sizes
+        joined = concatenated(op, operands, params, specs, sizes, self.mesh.place)
+        if joined is not None:
+            return self.made(op, [joined])
+        count = len(operands)
+        operands = with_clamped_starts(op, operands, specs)
+        operands = with_shards_made(op, operands, specs, sizes)
+        return self.made(op, bind_eqn(eqn, operands, params), whole[count:])
 
     def operand(self, x: Any, op: Op, position: int, copies: Copies) -> Any:
         """Reshard an operand to the spec in which an op reads it."""
@@ -208,55 +190,24 @@ class _Interpretation:
         wanted = self.decisions.operands.get((op.id, position))
         return self.mesh.travel(x, held, wanted)
 
-    def made(self, x: Any, value: int, whole: Spec | None) -> Any:
-        """Reshard a result to the spec of its value."""
-        for waypoint in self.decisions.waypoints.get(value, ()):
-            x = self.mesh.place(x, waypoint)
-        held = self.decisions.values.get(value)
-        return self.mesh.travel(self.mesh.place(x, whole), whole, held)
+    def made(
+        self, op: Op, results: Sequence[Any], whole: Sequence[Spec | None] = ()
+    ) -> list[Any]:
+        """Reshard the results of an op to the specs of its values.
 
-    def reading_whole(self, op: Op) -> list[Spec | None]:
-        """Return the specs that replicate the WHOLE dims of an op's operands.
-
-        None for operands that are not sharded along such a dim.
+        Args:
+          op: the op.
+          results: its results.
+          whole: specs that they are resharded to before; empty: none.
         """
-        if op.rule is None:
-            return [None] * len(op.operands)
-        specs, values = self.decisions.operands, self.decisions.values
-        sizes = self.mesh.mesh.axis_sizes
-        return [
-            uncut_whole(op.rule, layout, specs.get((op.id, i), values.get(v)), sizes)
-            for i, (v, layout) in enumerate(
-                zip(op.operands, op.rule.operands, strict=True)
-            )
-        ]
-
-    def making_whole(self, op: Op) -> list[Spec | None]:
-        """Return the specs that replicate the WHOLE dims of an op's results, and dims
-        between whose elements a pad puts others, unless its operand is sharded alike.
-
-        XLA fails to compile such ops with results sharded along these dims, or is wrong
-        (pads between elements, jaxlib 0.10.2), so they are resharded afterwards.
-        """
-        rule, values = op.rule, self.decisions.values
-        if rule is None:
-            return [None] * len(op.results)
-        sizes = self.mesh.mesh.axis_sizes
-        if any(f.dilation > 1 for f in rule.factors):
-            read = self.decisions.operands.get((op.id, 0), values.get(op.operands[0]))
-            rule = _with_whole(rule, read or (), values.get(op.results[0]) or ())
-        return [
-            uncut_whole(rule, layout, values.get(v), sizes)
-            for layout, v in zip(rule.results, op.results, strict=True)
-        ]
-
-    def regions(self, op: Op, jaxprs: Sequence[Any]) -> list[Any]:
-        """Return the sub-jaxprs of an op, with constraints in them."""
-        assert op.call is not None
-        return [
-            rebuild_jaxpr(self.body(op, i, jaxpr), jaxpr)
-            for i, jaxpr in enumerate(jaxprs)
-        ]
+        found = []
+        whole = whole or [None] * len(op.results)
+        for x, v, first in zip(results, op.results, whole, strict=True):
+            for waypoint in self.decisions.waypoints.get(v, ()):
+                x = self.mesh.place(x, waypoint)
+            x = self.mesh.place(x, first)
+            found.append(self.mesh.travel(x, first, self.decisions.values.get(v)))
+        return found
 
     def body(self, op: Op, position: int, jaxpr: Any) -> Callable[..., list[Any]]:
         """Return one region of an op as a function of its inputs."""
@@ -327,25 +278,50 @@ class _Interpretation:
             for i in range(len(region.outputs))
         ]
         if op.call.kind is RegionKind.COND:
-            return self.leaving_branches(op)
+            # Of each result its own spec, or else that of any branch.
+            annotated = self.decisions.region_outputs
+            for i, result in enumerate(op.results):
+                specs[i] = values.get(result)
+                for r, branch in enumerate(op.call.regions):
+                    if specs[i] is None:
+                        own = values.get(branch.outputs[i])
+                        specs[i] = annotated.get((op.id, r, i), own)
+            return specs
         for out, value in enumerate(carried(op, position)):
             specs[out] = values.get(value, specs[out])
             if values.get(region.outputs[out]) == specs[out]:
                 specs[out] = None
         return specs
 
-    def leaving_branches(self, op: Op) -> list[Spec | None]:
-        """Return one spec per result: its own, or else that of any branch."""
-        assert op.call is not None
-        values, annotated = self.decisions.values, self.decisions.region_outputs
-        specs: list[Spec | None] = []
-        for i, result in enumerate(op.results):
-            found = values.get(result)
-            for r, region in enumerate(op.call.regions):
-                if found is None:
-                    found = annotated.get((op.id, r, i), values.get(region.outputs[i]))
-            specs.append(found)
-        return specs
+
+def without_whole(
+    op: Op, specs: Sequence[Spec | None], sizes: Sequence[int]
+) -> list[Spec | None]:
+    """Return the specs that replicate the WHOLE dims of operands and results, and dims
+    of results between whose elements a pad puts others, unless its operand is sharded
+    alike.
+
+    XLA fails to compile such ops with results sharded along these dims, or is wrong
+    (pads between elements, jaxlib 0.10.2), so they are resharded before and afterwards.
+
+    Args:
+      op: the op.
+      specs: specs of its operands, then of its results.
+      sizes: sizes of the mesh axes.
+    Returns:
+      In the same order, the specs; None where no such dim is sharded.
+    """
+    if op.rule is None:
+        return [None] * len(specs)
+    rule, count, made = op.rule, len(op.operands), op.rule
+    if any(f.dilation > 1 for f in rule.factors):
+        made = _with_whole(rule, specs[0] or (), specs[count] or ())
+    rules = [rule] * count + [made] * len(op.results)
+    layouts = (*rule.operands, *rule.results)
+    return [
+        uncut_whole(each, layout, spec, sizes)
+        for each, layout, spec in zip(rules, layouts, specs, strict=True)
+    ]
 
 
 def uncut_whole(

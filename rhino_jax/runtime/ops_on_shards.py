@@ -33,7 +33,6 @@ from rhino_jax._compat import bind_eqn
 from rhino_jax.frontend.pallas import (
     PALLAS_CALL,
     Grid,
-    Moves,
     everywhere_params,
     grid_of,
     local_params,
@@ -117,14 +116,14 @@ _RECALLED_OF = "reduction_input_size_override"
 """Parameter of an approximate top-k: size that its recall is of; negative: its own."""
 
 
-def merged_axes(rule: Rule, cuts: Cuts) -> tuple[int, tuple[int, ...]] | None:
-    """Return the first operand's dim that is merged, and the mesh axes that shard it.
-
-    None where no such dim is sharded.
-    """
+def sharded_dim(
+    rule: Rule, cuts: Cuts, kind: FactorKind
+) -> tuple[int, tuple[int, ...]] | None:
+    """Return the first operand's dim that has a sharded factor of a kind, and the mesh
+    axes that shard it; None if there is none."""
     for d, dim in enumerate(rule.operands[0] if rule.operands else ()):
         for f in dim:
-            if rule.factors[f].kind is FactorKind.MERGE and f in cuts:
+            if rule.factors[f].kind is kind and f in cuts:
                 return d, cuts[f]
     return None
 
@@ -220,10 +219,15 @@ def run_each_part(
     values = (*eqn.invars, *eqn.outvars)
     # The `sharding` parameters of a gradient refer to the global array, not a shard.
     said = dict.fromkeys(eqn.params.keys() & {"sharding", "out_sharding"})
-    run, params = _unchanged, {**eqn.params, **said}
-    if (rows := _ragged_rows(op, cuts)) is not None:
-        names = [mesh.axis_names[axis] for axis in rows[1]]
-        run = functools.partial(_with_own_groups, rows[0], names)
+    run: Callable[..., Sequence[Any]] | None = None
+    params = {**eqn.params, **said}
+    merged = sharded_dim(rule, cuts, FactorKind.MERGE)
+    is_ragged = op.name in RAGGED_DOTS
+    rows = sharded_dim(rule, cuts, FactorKind.INDEX) if is_ragged else None
+    dim, axes = rows or merged or (0, ())
+    names = [mesh.axis_names[axis] for axis in axes]
+    if rows is not None:
+        run = functools.partial(_with_own_groups, dim, names)
     if op.traits.kind is OpKind.CONVOLUTION:
         shapes = [v.aval.shape for v in values]
         run, params = on_shard(rule, params, shapes, cuts, mesh)
@@ -237,7 +241,7 @@ def run_each_part(
             for v, x in zip(values, layouts, strict=True)
         ]
         params = params_of_part(op.name, params, parts[:count], parts[count:])
-    made, merged = [spec_under(x, cuts) for x in rule.results], merged_axes(rule, cuts)
+    made = [spec_under(x, cuts) for x in rule.results]
     partial = partial_axes(rule, cuts)
     scatters: list[Scatter] = []
     done, held = made, specs[count] if partial else None
@@ -247,15 +251,14 @@ def run_each_part(
 
     def on_parts(*parts: Any) -> list[Any]:
         if merged is not None:
-            names = [mesh.axis_names[axis] for axis in merged[1]]
-            return MERGED[op.name](eqn, merged[0], names, *parts)
+            return MERGED[op.name](eqn, dim, names, *parts)
         bound: Callable[..., list[Any]] = bind_eqn
         if is_tiled:
             # Pallas takes half a second to import.
             from rhino_jax.runtime.grouped import grouped_matmul as bound
-        elif op.name in RAGGED_DOTS:
+        elif is_ragged:
             bound = each_set
-        results = bound(eqn, run(*parts), params)
+        results = bound(eqn, parts if run is None else run(*parts), params)
         return [summed(x, scatters, partial, mesh.axis_names) for x in results]
 
     every = [*(spec_under(layout, cuts) for layout in rule.operands), *done]
@@ -263,10 +266,11 @@ def run_each_part(
         spec_on_mesh(spec, v.aval.shape, mesh)
         for spec, v in zip(every, values, strict=True)
     ]
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     results = jax.shard_map(
         on_parts,
         mesh=mesh,
-        axis_names=_auto_axes(mesh),
+        axis_names={name for name, kind in kinds if kind is AxisType.Auto},
         in_specs=tuple(named[:count]),
         out_specs=named[count:],
         check_vma=False,
@@ -299,15 +303,15 @@ def _cuts(
         kinds = {FactorKind.PARALLEL, FactorKind.REDUCE, FactorKind.INDEX}
         cuts = find_cuts(op.rule, specs[:count], sizes, kinds)
         has_prefix = len(op.rule.operands[2]) > 1
-        is_run = is_tiled or has_prefix or _ragged_rows(op, cuts) is not None
-        return cuts if is_run else None
+        rows = sharded_dim(op.rule, cuts, FactorKind.INDEX)
+        return cuts if is_tiled or has_prefix or rows else None
     kinds = {FactorKind.PARALLEL, FactorKind.MERGE}
     reducers = {f.reducer for f in op.rule.factors if f.kind is FactorKind.REDUCE}
     if len(op.results) == 1 and reducers == {"sum"}:
         kinds.add(FactorKind.REDUCE)
     cuts = find_cuts(op.rule, specs[:count], sizes, kinds)
-    is_run = bool(cuts) and (is_gathered or merged_axes(op.rule, cuts) is not None)
-    return cuts if is_run else None
+    is_run = is_gathered or sharded_dim(op.rule, cuts, FactorKind.MERGE) is not None
+    return cuts if cuts and is_run else None
 
 
 def needs_shards(op: Op, specs: Sequence[Spec | None]) -> bool:
@@ -327,17 +331,6 @@ def needs_shards(op: Op, specs: Sequence[Spec | None]) -> bool:
     )
 
 
-def _ragged_rows(op: Op, cuts: Cuts) -> tuple[int, tuple[int, ...]] | None:
-    """Return the dim of a grouped matmul's first operand that has the rows, and the
-    mesh axes that shard it; None where none do, and of other ops."""
-    if op.name in RAGGED_DOTS and op.rule is not None:
-        for d, dim in enumerate(op.rule.operands[0]):
-            for f in dim:
-                if op.rule.factors[f].kind is FactorKind.INDEX and f in cuts:
-                    return d, cuts[f]
-    return None
-
-
 def _with_own_groups(
     dim: int, names: Sequence[str], x: Any, other: Any, sizes: Any
 ) -> list[Any]:
@@ -346,15 +339,6 @@ def _with_own_groups(
     ends = jnp.clip(jnp.cumsum(sizes, axis=-1), first, first + width)
     sizes = jnp.diff(ends, axis=-1, prepend=first).astype(sizes.dtype)
     return [x, other, sizes]
-
-
-def _auto_axes(mesh: Any) -> set[str]:
-    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return {name for name, kind in kinds if kind is AxisType.Auto}
-
-
-def _unchanged(*parts: Any) -> list[Any]:
-    return list(parts)
 
 
 def run_on_shards(
@@ -374,29 +358,32 @@ def run_on_shards(
         return None
     grid = grid_of(eqn.params)
     cuts = None if grid is None else cuts_of(grid, specs, mesh.axis_sizes)
-    if grid is None or cuts is None:
-        # Interpreted kernels are plain ops, which XLA does partition.
-        return None if eqn.params.get("interpret") else _everywhere(eqn, args, mesh)
+    # Interpreted kernels are plain ops, which XLA does partition.
     if not cuts and eqn.params.get("interpret"):
         return None
-    pieces = [
-        math.prod(mesh.axis_sizes[a] for a in cuts.get(axis, ()))
-        for axis in range(len(grid.sizes))
-    ]
-
-    def local(*shards: Any) -> list[Any]:
-        return bind_eqn(eqn, shards, local_params(eqn.params, grid, pieces))
-
-    def spec_of(moves: Moves, shape: Sequence[int]) -> PartitionSpec:
-        spec = tuple(() if a is None else cuts.get(a, ()) for a in moves)
-        return spec_on_mesh(spec, shape, mesh)
-
-    shapes = [v.aval.shape for v in eqn.outvars]
+    if grid is None or cuts is None:
+        # The whole kernel runs on every device.
+        params_of = functools.partial(everywhere_params, eqn.params)
+        named = [PartitionSpec()] * (len(args) + len(eqn.outvars))
+    else:
+        pieces = [
+            math.prod(mesh.axis_sizes[a] for a in cuts.get(axis, ()))
+            for axis in range(len(grid.sizes))
+        ]
+        params_of = functools.partial(local_params, eqn.params, grid, pieces)
+        shapes = [*(x.shape for x in args), *(v.aval.shape for v in eqn.outvars)]
+        moves = zip((*grid.operands, *grid.results), shapes, strict=True)
+        named = [
+            spec_on_mesh(
+                tuple(() if a is None else cuts.get(a, ()) for a in axes), shape, mesh
+            )
+            for axes, shape in moves
+        ]
     return jax.shard_map(
-        local,
+        lambda *shards: bind_eqn(eqn, shards, params_of()),
         mesh=mesh,
-        in_specs=tuple(map(spec_of, grid.operands, [x.shape for x in args])),
-        out_specs=list(map(spec_of, grid.results, shapes)),
+        in_specs=tuple(named[: len(args)]),
+        out_specs=named[len(args) :],
         check_vma=False,
     )(*args)
 
@@ -422,14 +409,3 @@ def cuts_of(
         if grid.sizes[axis] % math.prod(sizes[a] for a in by):
             return None
     return {axis: by for axis, by in cuts.items() if by}
-
-
-def _everywhere(eqn: Any, args: Sequence[Any], mesh: Any) -> list[Any]:
-    """Run the whole kernel on every device."""
-    return jax.shard_map(
-        lambda *whole: bind_eqn(eqn, whole, everywhere_params(eqn.params)),
-        mesh=mesh,
-        in_specs=(PartitionSpec(),) * len(args),
-        out_specs=[PartitionSpec()] * len(eqn.outvars),
-        check_vma=False,
-    )(*args)
