@@ -48,21 +48,9 @@ _KEY = "rhino_jax/running/{}"
 LEFT = "left"
 
 
-class _Pulse:
-    """This process's heartbeats while it runs, with its position.
-
-    There is one per client of the coordination service.
-    """
-
-    def __init__(self, service: Service) -> None:
-        self.at = ""
-        key = _KEY.format(jax.process_index())
-        beat = Heartbeat(service, key, lambda count: f"{count} {self.at}")
-        beat.start()
-        atexit.register(beat.stop, LEFT)
-
-
-_pulses: dict[int, _Pulse] = {}
+_points: dict[int, str] = {}
+"""Client of the coordination service → this process's point in what runs, which its
+heartbeats tell while it runs."""
 
 
 class _Waiter:
@@ -125,9 +113,15 @@ class Running:
     def begin(self) -> None:
         """Start the next step."""
         self._step += 1
-        if id(self._client) not in _pulses:
-            _pulses[id(self._client)] = _Pulse(Service(self._client, 2 * BEAT_S, ""))
-        _pulses[id(self._client)].at = f"{self._prefix} {self._step}"
+        client = id(self._client)
+        is_first = client not in _points
+        _points[client] = f"{self._prefix} {self._step}"
+        if is_first:
+            service = Service(self._client, 2 * BEAT_S, "")
+            key = _KEY.format(self.me)
+            beat = Heartbeat(service, key, lambda count: f"{count} {_points[client]}")
+            beat.start()
+            atexit.register(beat.stop, LEFT)
         self.watch.start(f"step {self._step}")
 
     def wait(self, call: Callable[[], Any], on: Sequence[int], doing: str) -> None:

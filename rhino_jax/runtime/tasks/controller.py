@@ -18,19 +18,17 @@ from rhino_jax.passes.staged.step import (
     ValueKey,
     ValueKind,
 )
+from rhino_jax.pipeline.offload import moved
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule
 from rhino_jax.runtime.processes.across import placed
 from rhino_jax.runtime.tasks.moves import (
-    STAYS,
     MeshMove,
     Relaid,
-    Trips,
     in_mesh,
     leaving,
     moved_to,
     on_host,
-    trips_of,
 )
 from rhino_jax.runtime.tasks.programs import GroupPrograms
 
@@ -39,18 +37,28 @@ Place = tuple[TaskKind, int, int]
 """Kind, submesh, and chunk or round of a task."""
 
 
+At = tuple[int, int]
+"""Chunk and micro-batch of residuals."""
+
+
 class Turn(NamedTuple):
-    """A task in the dispatch order.
+    """A task in the dispatch order, and the residuals that are moved around it.
 
     Attributes:
       kind, chunk, micro_batch: kind, chunk and micro-batch of the task.
-      trips: transfers to and from host memory around it.
+      gone: residuals that must be in host memory before the task is dispatched, or
+        there is no room; None: no wait.
+      goes_out: whether the task's own residuals are offloaded after it.
+      back: (residuals to fetch after the task, residuals that must be in host memory
+        before).
     """
 
     kind: TaskKind
     chunk: int
     micro_batch: int
-    trips: Trips = STAYS
+    gone: At | None = None
+    goes_out: bool = False
+    back: tuple[tuple[At, At], ...] = ()
 
 
 def order_of(schedule: Schedule, offloaded: Sequence[int] = ()) -> list[Turn]:
@@ -66,18 +74,22 @@ def order_of(schedule: Schedule, offloaded: Sequence[int] = ()) -> list[Turn]:
       offloaded: chunks with residuals that are offloaded to host memory; none with
         sequence slices.
     """
-    graph, trips = schedule.graph, trips_of(schedule, offloaded)
-    parts = 1 + max(task.chunk for task in graph.tasks)
+    tasks = schedule.graph.tasks
+    parts = 1 + max(task.chunk for task in tasks)
+    places: list[At] = [(task.chunk, task.micro_batch) for task in tasks]
+    gone: dict[int, At | None] = {}
+    back: dict[int, list[tuple[At, At]]] = {}
+    for move in moved(schedule, offloaded):
+        gone[move.forward] = None if move.gone is None else places[move.gone]
+        fetched = places[move.forward], places[move.made_room]
+        back.setdefault(move.fetched_after, []).append(fetched)
     found = []
     for at in simulate(schedule).sequence:
-        if at < len(graph.tasks):
-            task = graph.tasks[at]
-            if task.kind is TaskKind.UPDATE:
-                continue
-            is_backward = task.kind is TaskKind.INPUT_GRADIENT
-            kind = TaskKind.BACKWARD if is_backward else task.kind
-            chunk = task.slice * parts + task.chunk
-            found.append(Turn(kind, chunk, task.micro_batch, trips.get(at, STAYS)))
+        if at < len(tasks) and tasks[at].kind is not TaskKind.UPDATE:
+            kind, chunk, m, part = tasks[at].key
+            kind = TaskKind.BACKWARD if kind is TaskKind.INPUT_GRADIENT else kind
+            moves = gone.get(at), at in gone, tuple(back.get(at, ()))
+            found.append(Turn(kind, part * parts + chunk, m, *moves))
     return found
 
 
@@ -109,7 +121,7 @@ class Controller:
             for p in self.programs
             for i, task in enumerate(p.of.tasks)
         }
-        # Sums are sent once a step, by `_send_sums`.
+        # Sums are sent once a step, by `_run`.
         self._sends: dict[Place, list[TaskSend]] = {}
         for send in self.step.sends:
             if send.key.kind is not ValueKind.SUM:
@@ -193,9 +205,9 @@ class Controller:
             self._dispatch((TaskKind.START, group, 0), once, once)
         met = list(step.met)
         for turn, unread in zip(self.order, self._unread, strict=True):
-            kind, chunk, m, trips = turn
+            kind, chunk, m, gone, goes_out, back = turn
             group, now = step.chunks[chunk], [of[m] for of in pieces]
-            self._until_gone(pieces[group], group, trips.gone)
+            self._until_gone(pieces[group], group, gone)
             self._piece = None if kind is TaskKind.BETWEEN else m
             if kind is TaskKind.BETWEEN:
                 # Sums are sent once, before the first of these tasks.
@@ -206,20 +218,18 @@ class Controller:
                 self._dispatch((kind, group, chunk), now, once)
                 for key in unread:
                     now[group].pop(key, None)
-            if trips.goes_out:
+            if goes_out:
                 self._move(now[group], group, chunk, is_out=True)
-            for (other, behind), before in trips.back:
+            for (other, behind), before in back:
                 self._until_gone(pieces[group], group, before)
                 self._move(pieces[group][behind], group, other, is_out=False)
-        rounds = sorted(
-            (task.place, task.group)
-            for of in step.tasks
-            for task in of
-            if task.kind is TaskKind.UPDATE
-        )
         self._piece = None
-        self._send_sums(once)
-        for place, group in rounds:
+        # The accumulated sums that updates on other submeshes read.
+        sums = (s for s in step.sends if s.key.kind is ValueKind.SUM)
+        self._send([send for send in sums if send not in step.met], once, once)
+        every = (task for of in step.tasks for task in of)
+        rounds = [(t.place, t.group) for t in every if t.kind is TaskKind.UPDATE]
+        for place, group in sorted(rounds):
             self._dispatch((TaskKind.UPDATE, group, place), once, once)
         return [self._result(o, once, arrays) for o in step.outputs]
 
@@ -331,14 +341,6 @@ class Controller:
             found = self.programs[group].shardings
             want = [on_host(found[k]) if is_out else found[k] for k in keys]
             here.update(zip(keys, moved_to([here[k] for k in keys], want), strict=True))
-
-    def _send_sums(self, once: Sequence[dict[ValueKey, Any]]) -> None:
-        """Send the accumulated sums that updates on other submeshes read."""
-        met = self.step.met
-        sums = [
-            s for s in self.step.sends if s.key.kind is ValueKind.SUM and s not in met
-        ]
-        self._send(sums, once, once)
 
     def _send(
         self,

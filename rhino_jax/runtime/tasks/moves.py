@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -23,8 +23,6 @@ from jax import lax
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from rhino_jax._compat import context_mesh
-from rhino_jax.pipeline.offload import moved
-from rhino_jax.pipeline.tasks import Schedule
 from rhino_jax.runtime.constraints import spec_over
 from rhino_jax.runtime.processes.across import assembled
 
@@ -228,53 +226,6 @@ HOST_KINDS = ("pinned_host", "unpinned_host")
 GPUs and TPUs have the first, from which copies overlap with programs. CPUs that have
 either copy values; those whose own memory it is leave them in place.
 """
-
-At = tuple[int, int]
-"""Chunk and micro-batch of residuals."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trips:
-    """Residuals that are offloaded, or fetched back, around a task.
-
-    Attributes:
-      gone: residuals that must be in host memory before the task is dispatched, or
-        there is no room; None: no wait.
-      goes_out: whether the task's own residuals are offloaded after it.
-      back: (residuals to fetch after the task, residuals that must be in host memory
-        before).
-    """
-
-    gone: At | None = None
-    goes_out: bool = False
-    back: tuple[tuple[At, At], ...] = ()
-
-
-STAYS = Trips()
-"""No transfer to or from host memory."""
-
-
-def trips_of(schedule: Schedule, chunks: Sequence[int]) -> dict[int, Trips]:
-    """Return position of a task in the graph → its offload transfers, where it has any.
-
-    Args:
-      schedule: schedule of the step.
-      chunks: chunks with offloaded residuals.
-    """
-    found: dict[int, Trips] = {}
-
-    def at(task: int) -> At:
-        of = schedule.graph.tasks[task]
-        return of.chunk, of.micro_batch
-
-    for move in moved(schedule, chunks):
-        gone = None if move.gone is None else at(move.gone)
-        before = found.get(move.forward, STAYS)
-        found[move.forward] = replace(before, gone=gone, goes_out=True)
-        gate = found.get(move.fetched_after, STAYS)
-        back = (*gate.back, (at(move.forward), at(move.made_room)))
-        found[move.fetched_after] = replace(gate, back=back)
-    return found
 
 
 def on_host(sharding: NamedSharding) -> NamedSharding:
