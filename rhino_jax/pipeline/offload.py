@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from rhino_jax.pipeline.tasks import (
     Hold,
     Schedule,
-    Task,
     TaskKind,
     Transfer,
     TransferLink,
@@ -61,43 +60,25 @@ def moved(schedule: Schedule, chunks: Sequence[int]) -> list[Moved]:
     Returns:
       By group, in the order of forward passes.
     """
-    found = []
+    graph, found = schedule.graph, []
     for order in schedule.orders:
-        backward = _leaving(schedule, order, chunks)
-        leaves = [i for i in order if i in backward]
         place = {task: n for n, task in enumerate(order)}
+        # Forward → backward pass, for pairs with tasks in between.
+        backward = {}
+        for i in order:
+            kind, chunk, *of = graph.tasks[i].key
+            if kind is TaskKind.BACKWARD and chunk in chunks:
+                forward = graph.find(TaskKind.FORWARD, chunk, *of)
+                if place[i] - place[forward] > 1:
+                    backward[forward] = i
+        leaves = [i for i in order if i in backward]
         for n, forward in enumerate(leaves):
             i = backward[forward]
             before, last = order[place[i] - 2], order[place[i] - 1]
             gate = last if before in backward else before
-            found.append(
-                Moved(
-                    forward,
-                    i,
-                    gate,
-                    leaves[n - MOVING] if n >= MOVING else None,
-                    max(
-                        (f for f in leaves if place[f] < place[gate]),
-                        key=place.__getitem__,
-                    ),
-                )
-            )
-    return found
-
-
-def _leaving(
-    schedule: Schedule, order: Sequence[int], chunks: Sequence[int]
-) -> dict[int, int]:
-    """Return forward → backward pass of a group, for pairs with tasks in between."""
-    graph, found = schedule.graph, {}
-    place = {task: n for n, task in enumerate(order)}
-    for i in order:
-        task = graph.tasks[i]
-        if task.kind is TaskKind.BACKWARD and task.chunk in chunks:
-            of = task.chunk, task.micro_batch, task.slice
-            forward = graph.find(TaskKind.FORWARD, *of)
-            if place[i] - place[forward] > 1:
-                found[forward] = i
+            gone = leaves[n - MOVING] if n >= MOVING else None
+            made_room = [f for f in leaves if place[f] < place[gate]][-1]
+            found.append(Moved(forward, i, gate, gone, made_room))
     return found
 
 
@@ -145,8 +126,13 @@ def with_offload(
                 after=tuple({out[move.forward], out[move.made_room]}),
             )
         )
-        tasks[move.forward] = _without(forward, size, move.backward)
         own = Hold(size, (move.backward,))
+        # The forward pass holds `size` bytes less until its backward pass.
+        less = (
+            replace(h, bytes=h.bytes - size) if h.until == own.until else h
+            for h in forward.holds
+        )
+        tasks[move.forward] = replace(forward, holds=tuple(less))
         tasks[move.backward] = replace(backward, holds=(*backward.holds, own))
     return replace(
         schedule,
@@ -157,12 +143,3 @@ def with_offload(
             links=(*graph.links, *links),
         ),
     )
-
-
-def _without(forward: Task, size: int, backward: int) -> Task:
-    """Return a forward pass that holds `size` bytes less until its backward pass."""
-    holds = tuple(
-        replace(h, bytes=h.bytes - size) if h.until == (backward,) else h
-        for h in forward.holds
-    )
-    return replace(forward, holds=holds)

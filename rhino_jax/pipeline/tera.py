@@ -102,44 +102,36 @@ def _least_longest(costs: np.ndarray) -> float:
 
 
 def _shortest_path(
-    costs: np.ndarray, limit: float, count: int | None = None
+    costs: np.ndarray, limit: float, count: int | None
 ) -> tuple[tuple[int, ...], float] | None:
-    """Return lengths and sum of the cheapest slices, none above the limit."""
+    """Return lengths and sum of the cheapest slices, none above the limit.
+
+    Args:
+      costs: costs of slices by first unit and end.
+      limit: largest cost of a slice.
+      count: number of slices; None: any number.
+    """
     allowed = np.where(costs <= limit, costs, np.inf)
     units = len(costs) - 1
-    if count is not None:
-        return _path_of(allowed, units, count)
     best = np.full(units + 1, np.inf)
     best[0] = 0.0
-    start = np.zeros(units + 1, int)
-    for end in range(1, units + 1):
-        sums = best[:end] + allowed[:end, end]
-        start[end] = sums.argmin()
-        best[end] = sums[start[end]]
+    # By number of slices, and by end, the start of the last slice.
+    starts: list[np.ndarray] = []
+    for _ in range(count or 0):
+        sums = best[:, None] + allowed
+        starts.append(sums.argmin(0))
+        best = sums.min(0)
+    if count is None:
+        starts = [np.zeros(units + 1, int)] * units
+        for end in range(1, units + 1):
+            sums = best[:end] + allowed[:end, end]
+            starts[0][end] = sums.argmin()
+            best[end] = sums.min()
     if best[units] == np.inf:
         return None
     lengths, end = [], units
     while end:
-        lengths.append(int(end - start[end]))
-        end = int(start[end])
-    return tuple(lengths[::-1]), float(best[units])
-
-
-def _path_of(
-    allowed: np.ndarray, units: int, count: int
-) -> tuple[tuple[int, ...], float] | None:
-    """Return lengths and sum of the cheapest `count` slices."""
-    best = np.full(units + 1, np.inf)
-    best[0] = 0.0
-    starts = []
-    for _ in range(count):
-        sums = best[:, None] + allowed
-        starts.append(sums.argmin(0))
-        best = sums.min(0)
-    if best[units] == np.inf:
-        return None
-    lengths, end = [], units
-    for start in reversed(starts):
-        lengths.append(int(end - start[end]))
-        end = int(start[end])
+        start = int(starts.pop()[end])
+        lengths.append(end - start)
+        end = start
     return tuple(lengths[::-1]), float(best[units])

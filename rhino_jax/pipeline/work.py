@@ -244,7 +244,7 @@ def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> StepWork:
     parts = len(costs) // max(1, len(pipeline.slices))
     return StepWork(
         chunks=tuple(Chunk(groups[c], costs[c::parts]) for c in range(parts)),
-        edges=_edges_of_slices(pipeline) if pipeline.slices else _edges(pipeline),
+        edges=_edges(pipeline),
         micro_batches=pipeline.micro_batches,
         links=links,
         routes=routes,
@@ -255,29 +255,18 @@ def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> StepWork:
 
 
 def _edges(pipeline: Pipeline) -> tuple[ChunkEdge, ...]:
-    """Return the transfers between chunks."""
-    groups = pipeline.groups
-    found = []
-    for h in pipeline.hops:
-        is_near = groups[h.source] == groups[h.target]
-        if h.forward_bytes or h.backward_bytes or is_near:
-            sizes = (h.forward_bytes,), (h.backward_bytes,)
-            found.append(ChunkEdge(h.source, h.target, *sizes))
-    return tuple(found)
-
-
-def _edges_of_slices(pipeline: Pipeline) -> tuple[ChunkEdge, ...]:
-    """Return the transfers between parts of the model, by sequence slice.
+    """Return the transfers between chunks, by sequence slice.
 
     A forward transfer counts for the slice that sends it, a backward transfer for the
-    slice whose gradient sends it. Slices of one part are ordered anyway.
+    slice whose gradient sends it. Slices of one chunk are ordered anyway.
     """
-    slices = len(pipeline.slices)
+    groups, slices = pipeline.groups, max(1, len(pipeline.slices))
     parts = len(pipeline.costs) // slices
     sizes: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
     for h in pipeline.hops:
         (early, a), (late, b) = divmod(h.source, parts), divmod(h.target, parts)
-        if a != b:
+        is_sent = h.forward_bytes or h.backward_bytes or pipeline.slices
+        if a != b and (is_sent or groups[a] == groups[b]):
             none = [0] * slices, [0] * slices
             forward, backward = sizes.setdefault((min(a, b), max(a, b)), none)
             forward[early] += h.forward_bytes
