@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rhino_jax.pipeline.memory import Profile, memory_of
-from rhino_jax.pipeline.tasks import Schedule, Task, label
+from rhino_jax.pipeline.tasks import Schedule, label
 from rhino_jax.units import format_bytes, format_seconds, format_share
 from rhino_jax.utils.atomic_write import write_file
 
@@ -171,29 +171,20 @@ def to_text(times: Simulation, width: int = 100) -> str:
 
 def lines_of(times: Simulation, columns: int) -> list[str]:
     """Return a timeline by group, tasks from start to end; spaces are idle time."""
-    return [_line(times, g, columns) for g in range(len(times.schedule.orders))]
-
-
-def _line(times: Simulation, group: int, columns: int) -> str:
-    """Return the timeline of a group."""
     scale = columns / times.step_time_s if times.step_time_s else 0.0
-    tasks = times.schedule.graph.tasks
-    order = times.schedule.orders[group]
-    first = min((tasks[i].chunk for i in order), default=0)
-    line = [" "] * columns
-    for i in order:
-        start = round(times.task_start_s[i] * scale)
-        end = round(times.task_end_s[i] * scale)
-        line[start:end] = _cell(tasks[i], end - start, tasks[i].chunk != first)
-    return "".join(line)
-
-
-def _cell(task: Task, width: int, is_later: bool) -> str:
-    text = label(task)
-    if len(text) > width:
-        text = text[0]
-    text = text.lower() if is_later else text
-    return text.ljust(width, "─")[:width]
+    tasks, lines = times.schedule.graph.tasks, []
+    for order in times.schedule.orders:
+        first = min((tasks[i].chunk for i in order), default=0)
+        line = [" "] * columns
+        for i in order:
+            start = round(times.task_start_s[i] * scale)
+            end = round(times.task_end_s[i] * scale)
+            text, width = label(tasks[i]), end - start
+            text = text[0] if len(text) > width else text
+            text = text if tasks[i].chunk == first else text.lower()
+            line[start:end] = text.ljust(width, "─")[:width]
+        lines.append("".join(line))
+    return lines
 
 
 def _table(times: Simulation) -> list[str]:
@@ -288,22 +279,18 @@ def _tasks(times: Simulation) -> Iterator[Event]:
         }
 
 
-def _named_after(times: Simulation, transfer: int) -> int:
-    """Return the task that labels a transfer: its source, or for fetches its reader."""
-    graph, found = times.schedule.graph, times.schedule.graph.transfers[transfer]
-    is_own = graph.receiver(found) == graph.tasks[found.source].group
-    return found.targets[0] if is_own and not found.is_to_host else found.source
-
-
 def _transfers(times: Simulation, pid: int) -> Iterator[Event]:
     graph = times.schedule.graph
     for i, transfer in enumerate(graph.transfers):
         start, end = times.transfer_start_s[i] * _US, times.transfer_end_s[i] * _US
         source = graph.tasks[transfer.source]
+        # A fetch is labelled by its reader, others by their source.
+        is_own = graph.receiver(transfer) == source.group and not transfer.is_to_host
+        named = graph.tasks[transfer.targets[0]] if is_own else source
         place = {"pid": pid, "tid": transfer.link}
         yield {
             "ph": "X",
-            "name": label(graph.tasks[_named_after(times, i)]),
+            "name": label(named),
             "cat": "transfer",
             **place,
             "ts": start,

@@ -53,7 +53,59 @@ def cut_in_order(
 
     None if they are no better than a known cut.
     """
-    table = _Table(numbers, np.array(order))
+    place = np.empty(numbers.count, int)
+    place[list(order)] = np.arange(numbers.count)
+    received, sent, once = _over_boundaries(numbers, place)
+    stage_ns = _by_interval(numbers, order, place, received)
+    # The slower direction of every boundary and hop, [n + 1, S - 1], and their sum.
+    slowest_ns, sent_ns = sent.max(axis=2), sent.sum(axis=2)
+    stages, end_of_all, rows = (
+        range(numbers.stages),
+        numbers.count,
+        np.arange(len(sent)),
+    )
+
+    def least_sum(limit: int) -> tuple[np.ndarray, int] | None:
+        """Return ends of all stages but the last with the smallest total time.
+
+        All times that determine the pace are at most `limit`; None if there is no such
+        cut.
+
+        Computed from the last stage on, so that the round trip from a stage to the last
+        is the sum so far.
+        """
+        best, way = np.full(len(rows), _NEVER), np.zeros(len(rows), np.int64)
+        best[end_of_all] = 0
+        ends = []
+        for stage in reversed(stages):
+            if stage < stages[-1]:
+                is_slow = slowest_ns[:, stage] > limit
+                hop_ns = sent_ns[:, stage] + once[:, stage]
+                best = np.where(is_slow, _NEVER, best + hop_ns)
+                way = way + sent_ns[:, stage]
+            times = stage_ns[stage]
+            sums = np.where(times <= limit, times, _NEVER) + np.minimum(best, _NEVER)
+            end = sums.argmin(axis=1)
+            best, way = sums[rows, end], way[end] + np.minimum(times[rows, end], _NEVER)
+            trips = int(numbers.round_trips[stage])
+            is_late = (way > min(trips * limit, _NEVER)) & (trips > 0)
+            best = np.where(is_late, _NEVER, np.minimum(best, _NEVER))
+            way = np.minimum(way, _NEVER)
+            ends.append(end)
+        if best[0] >= _NEVER:
+            return None
+        found = [0]
+        for of_stage in ends[:0:-1]:
+            found.append(int(of_stage[found[-1]]))
+        return np.array(found[1:], int), int(best[0])
+
+    def bottleneck_of(ends: np.ndarray) -> int:
+        edges, hops = [0, *map(int, ends), end_of_all], stages[:-1]
+        times = stage_ns[stages, edges[:-1], edges[1:]]
+        ways = ways_ns(times, sent_ns[ends, hops], numbers.round_trips)
+        slowest = slowest_ns[ends, hops].max(initial=0)
+        return int(max(times.max(), slowest, ways.max()))
+
     best, best_ns = None, known_ns
     steady = numbers.micro_batches - 1
     least = numbers.least_work_ns + numbers.base_ns
@@ -67,145 +119,79 @@ def cut_in_order(
     pace = numbers.least_bottleneck_ns
     excess = pace // 128 + 1
     limit = min(pace + excess, most(least))
-    while (found := table.least_sum(limit)) is None and limit < most(least):
+    while (found := least_sum(limit)) is None and limit < most(least):
         excess *= 2
         limit = min(pace + excess, most(least))
     is_first = limit < most(least)
     while found is not None:
         ends, total = found
-        bottleneck = table.bottleneck_of(ends)
+        bottleneck = bottleneck_of(ends)
         if total + steady * bottleneck < best_ns:
             best, best_ns = ends, total + steady * bottleneck
         # Lower limits only have larger sums.
         limit = most(least) if is_first else min(bottleneck - 1, most(total))
         is_first = False
-        found = table.least_sum(limit) if limit >= pace else None
+        found = least_sum(limit) if limit >= pace else None
     if best is None:
         return None
-    stages = np.empty(numbers.count, int)
-    stages[list(order)] = np.searchsorted(best, np.arange(numbers.count), side="right")
-    return stages, best_ns
+    return np.searchsorted(best, place, side="right"), best_ns
 
 
-class _Table:
-    """Times of every interval of an order, and of every boundary.
+def _over_boundaries(
+    numbers: CutArrays, place: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what is sent over every boundary of an order, were it that of a hop.
 
-    Attributes:
-      stage_ns: [S, n + 1, n + 1], by stage, first op and end; `_NEVER` if the interval
-        does no work, does not fit, or contains an op that is pinned elsewhere.
-      slowest_ns: slower direction of every boundary and hop, [n + 1, S - 1].
-      sent_ns: sum of both directions of every boundary and hop, [n + 1, S - 1].
-      hop_ns: `sent_ns` with the gradients that are sent once a step, [n + 1, S - 1].
+    Returns:
+      Bytes of both directions, [n + 1, 2]; times by hop and direction, [n + 1, S - 1,
+      2]; times by hop of gradients that are sent once a step, [n + 1, S - 1].
     """
+    found = []
+    many = [
+        (s, *readers)
+        for s, readers in zip(numbers.sources, numbers.readers, strict=True)
+    ]
+    for ends, sizes in (
+        (many, numbers.value_bytes),
+        (many, numbers.value_ns),
+        (numbers.shared, numbers.shared_ns),
+    ):
+        places = [place[list(ops)] for ops in ends]
+        table = np.zeros((numbers.count + 2, *sizes.shape[1:]), np.int64)
+        np.add.at(table, np.array([p.min() + 1 for p in places], int), sizes)
+        np.subtract.at(table, np.array([p.max() + 1 for p in places], int), sizes)
+        found.append(np.cumsum(table, axis=0)[:-1])
+    received, sent, once = found
+    return received, sent + numbers.latency_ns[:, None], once
 
-    def __init__(self, numbers: CutArrays, order: np.ndarray) -> None:
-        count, stages = numbers.count, numbers.stages
-        place = np.empty(count, int)
-        place[order] = np.arange(count)
-        sent = np.zeros((count + 2, stages - 1, 2), np.int64)
-        sent[0] = numbers.latency_ns[:, None]
-        received = np.zeros((count + 2, 2), np.int64)
-        for v, readers in enumerate(numbers.readers):
-            first = place[numbers.sources[v]] + 1
-            last = place[list(readers)].max() + 1
-            for table, what in (
-                (sent, numbers.value_ns),
-                (received, numbers.value_bytes),
-            ):
-                table[first] += what[v]
-                table[last] -= what[v]
-        once = np.zeros((count + 2, stages - 1), np.int64)
-        for p, readers in enumerate(numbers.shared):
-            among = place[list(readers)]
-            once[among.min() + 1] += numbers.shared_ns[p]
-            once[among.max() + 1] -= numbers.shared_ns[p]
-        sent, received, once = (
-            np.cumsum(t, axis=0)[: count + 1] for t in (sent, received, once)
-        )
-        self.slowest_ns = sent.max(axis=2)
-        self.sent_ns = sent.sum(axis=2)
-        self.hop_ns = self.sent_ns + once
-        self.round_trips = numbers.round_trips
-        self.stages = stages
-        self.stage_ns = np.stack(
-            [
-                self._stage(numbers, order, place, received, stage)
-                for stage in range(stages)
-            ]
-        )
 
-    @staticmethod
-    def _stage(
-        numbers: CutArrays,
-        order: np.ndarray,
-        place: np.ndarray,
-        received: np.ndarray,
-        stage: int,
-    ) -> np.ndarray:
-        def between(of_ops: np.ndarray) -> np.ndarray:
-            sums = np.concatenate([[0], np.cumsum(of_ops[order])])
-            return sums[None, :] - sums[:, None]
+def _by_interval(
+    numbers: CutArrays,
+    order: tuple[int, ...],
+    place: np.ndarray,
+    received: np.ndarray,
+) -> np.ndarray:
+    """Return the time of every interval as a stage, [S, n + 1, n + 1], by stage, first
+    op and end; `_NEVER` if the interval does no work, does not fit, or contains an op
+    that is pinned elsewhere."""
 
+    def between(of_ops: np.ndarray) -> np.ndarray:
+        sums = np.concatenate([[0], np.cumsum(of_ops[list(order)])])
+        return sums[None, :] - sums[:, None]
+
+    ahead = received[:, :1]
+    own = between(numbers.own_bytes) + _shared_bytes(numbers, place) + ahead
+    flying = between(numbers.activation_bytes) + ahead
+    breaks, found = _breaks(numbers, place), []
+    for stage, limit in enumerate(numbers.limit_bytes):
         seconds = between(numbers.op_ns[:, stage])
-        ahead = received[:, :1]
-        in_flight = numbers.in_flight[stage]
-        held = between(numbers.own_bytes) + _shared_bytes(numbers, place)
-        held += in_flight * (between(numbers.activation_bytes) + ahead) + ahead
+        held = own + numbers.in_flight[stage] * flying
         if stage < numbers.stages - 1:
-            held += received[None, :, 1]
+            held = held + received[None, :, 1]
         elsewhere = between((numbers.pins >= 0) & (numbers.pins != stage))
-        is_wrong = (
-            (seconds <= 0) | (held > numbers.limit_bytes[stage]) | (elsewhere > 0)
-        )
-        return np.where(is_wrong | _breaks(numbers, place), _NEVER, seconds)
-
-    def least_sum(self, limit: int) -> tuple[np.ndarray, int] | None:
-        """Return ends of all stages but the last with the smallest total time.
-
-        All times that determine the pace are at most `limit`; None if there is no such
-        cut.
-
-        Computed from the last stage on, so that the round trip from a stage to the last
-        is the sum so far.
-        """
-        count = self.stage_ns.shape[1] - 1
-        best = np.full(count + 1, _NEVER)
-        best[count] = 0
-        way = np.zeros(count + 1, np.int64)
-        ends = []
-        for stage in reversed(range(self.stages)):
-            if stage < self.stages - 1:
-                is_slow = self.slowest_ns[:, stage] > limit
-                best = np.where(is_slow, _NEVER, best + self.hop_ns[:, stage])
-                way = way + self.sent_ns[:, stage]
-            times = self.stage_ns[stage]
-            sums = np.where(times <= limit, times, _NEVER) + np.minimum(best, _NEVER)
-            end = sums.argmin(axis=1)
-            rows = np.arange(count + 1)
-            best, way = sums[rows, end], way[end] + np.minimum(times[rows, end], _NEVER)
-            trips = int(self.round_trips[stage])
-            is_late = (way > min(trips * limit, _NEVER)) & (trips > 0)
-            best = np.where(is_late, _NEVER, np.minimum(best, _NEVER))
-            way = np.minimum(way, _NEVER)
-            ends.append(end)
-        if best[0] >= _NEVER:
-            return None
-        found, at = [], 0
-        for of_stage in ends[:0:-1]:
-            at = int(of_stage[at])
-            found.append(at)
-        return np.array(found, int), int(best[0])
-
-    def bottleneck_of(self, ends: np.ndarray) -> int:
-        count = self.stage_ns.shape[1] - 1
-        edges = [0, *map(int, ends), count]
-        hops = np.arange(self.stages - 1)
-        times = np.array(
-            [self.stage_ns[s, edges[s], edges[s + 1]] for s in range(self.stages)]
-        )
-        ways = ways_ns(times, self.sent_ns[ends, hops], self.round_trips)
-        slowest = self.slowest_ns[ends, hops].max(initial=0)
-        return int(max(times.max(), slowest, ways.max()))
+        is_wrong = breaks | (seconds <= 0) | (held > limit) | (elsewhere > 0)
+        found.append(np.where(is_wrong, _NEVER, seconds))
+    return np.stack(found)
 
 
 def _breaks(numbers: CutArrays, place: np.ndarray) -> np.ndarray:
