@@ -59,7 +59,7 @@ CODE_TOKENS = {
     "model": 23_400,
     "models": 17_800,
     "passes": 96_600,
-    "pipeline": 28_600,
+    "pipeline": 27_900,
     "plan": 19_100,
     "planner": 88_900,
     "recipes": 4_100,

@@ -216,19 +216,10 @@ def twins(numbers: CutArrays) -> list[tuple[int, int]]:
     They have equal numbers, one value each of equal sizes for the same readers, and
     read the same values.
     """
-    read: list[list[int]] = [[] for _ in range(numbers.count)]
-    made: list[list[int]] = [[] for _ in range(numbers.count)]
-    for v, readers in enumerate(numbers.readers):
-        made[numbers.sources[v]].append(v)
-        for reader in readers:
-            read[reader].append(v)
-    has_shared = {op for readers in numbers.shared for op in readers}
-    is_linked = numbers.linked
+    made, read = numbers.ends
     last: dict[object, int] = {}
     pairs = []
-    for op in range(numbers.count):
-        if op in has_shared or numbers.pins[op] >= 0 or is_linked[op]:
-            continue
+    for op in map(int, np.flatnonzero(numbers.is_movable)):
         key = (
             numbers.op_ns[op].tobytes(),
             int(numbers.activation_bytes[op]),

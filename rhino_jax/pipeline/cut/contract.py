@@ -98,15 +98,8 @@ def _sets_pins_against(numbers: CutArrays, pairs: list[tuple[int, int]]) -> bool
 
 def _idle_pairs(numbers: CutArrays) -> list[tuple[int, int]]:
     """Return (op without work, op whose stage it shares)."""
-    count = numbers.count
-    made: list[list[int]] = [[] for _ in range(count)]
-    read: list[list[int]] = [[] for _ in range(count)]
-    for v, readers in enumerate(numbers.readers):
-        made[numbers.sources[v]].append(v)
-        for reader in readers:
-            read[reader].append(v)
-    has_shared = {op for readers in numbers.shared for op in readers}
-    is_idle = (numbers.op_ns == 0).all(axis=1) & (numbers.pins < 0) & ~numbers.linked
+    made, read = numbers.ends
+    is_idle = (numbers.op_ns == 0).all(axis=1) & numbers.is_movable
     is_idle &= (numbers.activation_bytes == 0) & (numbers.own_bytes == 0)
     # Bytes and times of values, concatenated: a value is smaller if all entries are.
     sizes = np.concatenate(
@@ -114,27 +107,18 @@ def _idle_pairs(numbers: CutArrays) -> list[tuple[int, int]]:
         axis=1,
     )
     pairs = []
-    for op in np.flatnonzero(is_idle):
-        if op in has_shared:
-            continue
-        other = _stays_with(numbers, int(op), made[op], read[op], sizes)
-        if other is not None:
-            pairs.append((int(op), other))
+    for op in map(int, np.flatnonzero(is_idle)):
+        all_made = sizes[made[op]].sum(axis=0)
+        readers = {r for v in made[op] for r in numbers.readers[v]}
+        if (
+            len(read[op]) == 1
+            and (numbers.readers[read[op][0]] == (op,) or not made[op])
+            and (all_made <= sizes[read[op][0]]).all()
+        ):
+            pairs.append((op, int(numbers.sources[read[op][0]])))
+        elif len(readers) == 1 and (sizes[read[op]].sum(axis=0) <= all_made).all():
+            pairs.append((op, min(readers)))
     return pairs
-
-
-def _stays_with(
-    numbers: CutArrays, op: int, made: list[int], read: list[int], sizes: np.ndarray
-) -> int | None:
-    all_made = sizes[made].sum(axis=0)
-    if len(read) == 1:
-        is_alone = numbers.readers[read[0]] == (op,) or not made
-        if is_alone and (all_made <= sizes[read[0]]).all():
-            return int(numbers.sources[read[0]])
-    readers = {r for v in made for r in numbers.readers[v]}
-    if len(readers) == 1 and (sizes[read].sum(axis=0) <= all_made).all():
-        return next(iter(readers))
-    return None
 
 
 def _merge(numbers: CutArrays, pairs: list[tuple[int, int]]) -> Contracted:
@@ -161,16 +145,27 @@ def _merge(numbers: CutArrays, pairs: list[tuple[int, int]]) -> Contracted:
         if len(nodes) == 1:
             own[nodes[0]] += numbers.shared_bytes[p]
     still = [p for p, nodes in enumerate(shared) if len(nodes) > 1]
-    sources, readers_of, members = _values(numbers, node_of)
+    # Values between nodes: source and readers → the original values.
+    members: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for v, readers in enumerate(numbers.readers):
+        source = int(node_of[numbers.sources[v]])
+        others = tuple(sorted({int(node_of[r]) for r in readers} - {source}))
+        if others:
+            members.setdefault((source, others), []).append(v)
+
+    def sums(of_values: np.ndarray) -> np.ndarray:
+        rows = [of_values[of].sum(axis=0) for of in members.values()]
+        return np.array(rows, np.int64).reshape(len(members), *of_values.shape[1:])
+
     merged = replace(
         numbers,
         op_ns=summed(numbers.op_ns),
         activation_bytes=summed(numbers.activation_bytes),
         own_bytes=own,
-        sources=np.array(sources, np.int64),
-        readers=tuple(readers_of),
-        value_bytes=_sums(numbers.value_bytes, members),
-        value_ns=_sums(numbers.value_ns, members),
+        sources=np.array([source for source, _ in members], np.int64),
+        readers=tuple(readers for _, readers in members),
+        value_bytes=sums(numbers.value_bytes),
+        value_ns=sums(numbers.value_ns),
         shared=tuple(shared[p] for p in still),
         shared_bytes=numbers.shared_bytes[still],
         shared_ns=numbers.shared_ns[still],
@@ -181,26 +176,6 @@ def _merge(numbers: CutArrays, pairs: list[tuple[int, int]]) -> Contracted:
         ),
     )
     return Contracted(merged, node_of)
-
-
-def _values(
-    numbers: CutArrays, node_of: np.ndarray
-) -> tuple[list[int], list[tuple[int, ...]], list[list[int]]]:
-    """Return the values between nodes: sources, readers, original values of each."""
-    found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-    for v, readers in enumerate(numbers.readers):
-        source = int(node_of[numbers.sources[v]])
-        others = tuple(sorted({int(node_of[r]) for r in readers} - {source}))
-        if others:
-            found.setdefault((source, others), []).append(v)
-    keys = list(found)
-    return [s for s, _ in keys], [r for _, r in keys], list(found.values())
-
-
-def _sums(of_values: np.ndarray, members: list[list[int]]) -> np.ndarray:
-    shape = (len(members), *of_values.shape[1:])
-    rows = [of_values[m].sum(axis=0) for m in members]
-    return np.array(rows, np.int64).reshape(shape)
 
 
 def _components(edges: list[list[int]]) -> list[int]:

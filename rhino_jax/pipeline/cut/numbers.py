@@ -21,6 +21,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -82,6 +83,25 @@ class CutArrays:
         """Boolean array, [n]: the ops that are in chains."""
         found = np.zeros(self.count, bool)
         found[[op for chain in self.chains for link in chain for op in link]] = True
+        return found
+
+    @cached_property
+    def ends(self) -> tuple[list[list[int]], list[list[int]]]:
+        """By op the values that it computes, and those that it reads."""
+        made: list[list[int]] = [[] for _ in range(self.count)]
+        read: list[list[int]] = [[] for _ in range(self.count)]
+        for v, readers in enumerate(self.readers):
+            made[self.sources[v]].append(v)
+            for reader in readers:
+                read[reader].append(v)
+        return made, read
+
+    @property
+    def is_movable(self) -> np.ndarray:
+        """Boolean array, [n]: ops that share no parameter and are neither pinned nor in
+        chains."""
+        found = (self.pins < 0) & ~self.linked
+        found[[op for readers in self.shared for op in readers]] = False
         return found
 
     @property
