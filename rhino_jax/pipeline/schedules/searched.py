@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from rhino_jax.errors import ScheduleError, nearest
@@ -69,19 +70,14 @@ class Searched:
     placements=tuple(Placement),
     is_split=True,
 )
-def searched(
-    work: StepWork,
-    *,
-    samples: int = 8,
-    seed: int = 0,
-    effort: float = 1.0,
-    splits: Sequence[bool] = (False, True),
-) -> Schedule:
-    """Return the fastest schedule that fits, among the candidates of `search`."""
-    found = search(
-        work, samples=samples, seed=seed, effort=effort, splits=splits
-    ).schedule
-    return replace(found, name=SEARCHED)
+def searched(work: StepWork, **options: Any) -> Schedule:
+    """Return the fastest schedule that fits, among the candidates of `search`.
+
+    Args:
+      work: costs of the stages.
+      **options: as for `search`.
+    """
+    return replace(search(work, **options).schedule, name=SEARCHED)
 
 
 def search(
@@ -141,8 +137,13 @@ def _candidates(
     for is_split in splits:
         graph = graph_of(work, is_split=is_split)
         for rule in _rules(work, samples, seed):
-            text = f"listed, {'split' if is_split else 'whole'}, {_words(rule)}"
-            yield text, partial(listed, "listed", graph, rule)
+            words = ["listed", "split" if is_split else "whole"]
+            words.append("by path" if rule.by_path else "by kind")
+            if rule.most_in_flight:
+                words.append(f"{rule.most_in_flight[0]} in flight")
+            if rule.noise:
+                words.append(f"shaken {rule.seed}")
+            yield ", ".join(words), partial(listed, "listed", graph, rule)
 
 
 def _rules(work: StepWork, samples: int, seed: int) -> Iterator[PriorityRule]:
@@ -151,25 +152,14 @@ def _rules(work: StepWork, samples: int, seed: int) -> Iterator[PriorityRule]:
     as_1f1b = tuple(c * (groups - g) for g, c in enumerate(chunks))
     early = tuple(c * (2 * (groups - g) - 1) for g, c in enumerate(chunks))
     alike = tuple(c * groups for c in chunks)
-    for limit in (as_1f1b, alike, early, ()):
-        for by_path in (False, True):
-            yield PriorityRule(by_path=by_path, most_in_flight=limit)
+    limits = (as_1f1b, alike, early, ())
+    for limit, by_path in product(limits, (False, True)):
+        yield PriorityRule(by_path=by_path, most_in_flight=limit)
     yield PriorityRule(most_in_flight=alike, is_reserved=False)
+    shaken = partial(PriorityRule, by_path=True)
     for k in range(samples):
-        limit = (as_1f1b, alike, early, ())[k % 4]
         noise = 0.02 * (1 + k // 4)
-        yield PriorityRule(
-            by_path=True, most_in_flight=limit, noise=noise, seed=seed + k
-        )
-
-
-def _words(rule: PriorityRule) -> str:
-    words = ["by path" if rule.by_path else "by kind"]
-    if rule.most_in_flight:
-        words.append(f"{rule.most_in_flight[0]} in flight")
-    if rule.noise:
-        words.append(f"shaken {rule.seed}")
-    return ", ".join(words)
+        yield shaken(most_in_flight=limits[k % 4], noise=noise, seed=seed + k)
 
 
 def _exact(
@@ -190,8 +180,8 @@ def _exact(
             check_memory(simulation)
         except ScheduleError as error:
             # CP-SAT's model has the memory of tasks alone, without received transfers.
-            tried.append(ScheduleCandidate("CP-SAT", None, error.what))
-            return replace(found, tried=tuple(tried))
+            failed = ScheduleCandidate("CP-SAT", None, error.what)
+            return replace(found, tried=(*tried, failed))
         tried.append(ScheduleCandidate("CP-SAT", simulation.step_time_s))
         if simulation.step_time_s < best.step_time_s:
             best = simulation
