@@ -64,7 +64,7 @@ CODE_TOKENS = {
     "planner": 88_900,
     "recipes": 4_100,
     "rewrite": 6_600,
-    "runtime": 49_000,
+    "runtime": 48_900,
     "solver": 35_000,
     "sweep": 9_700,
     "utils": 5_700,

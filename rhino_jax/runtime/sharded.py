@@ -354,6 +354,15 @@ def _unpickled(
     return ShardedFunction(parameters, planner, mesh, what, plans=plans)
 
 
+def _of_function(name: str) -> Any:
+    """Return a method of `ShardedFunction` as one of its bound methods."""
+
+    def method(self: BoundMethod[Any], *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.__func__, name)(self.__self__, *args, **kwargs)
+
+    return functools.update_wrapper(method, getattr(ShardedFunction, name))
+
+
 class BoundMethod(Generic[AnyPlan]):
     """A sharded method bound to its instance; see `ShardedFunction.__get__`."""
 
@@ -361,23 +370,12 @@ class BoundMethod(Generic[AnyPlan]):
         self.__func__, self.__self__ = function, instance
         functools.update_wrapper(self, function)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__(self.__self__, *args, **kwargs)
-
-    def plan(self, *args: Any, **kwargs: Any) -> AnyPlan:
-        return self.__func__.plan(self.__self__, *args, **kwargs)
-
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        return self.__func__.lower(self.__self__, *args, **kwargs)
-
-    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        return self.__func__.trace(self.__self__, *args, **kwargs)
-
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__.eval_shape(self.__self__, *args, **kwargs)
-
     def clear_cache(self) -> None:
         self.__func__.clear_cache()
+
+    __call__ = _of_function("__call__")
+    plan, lower = _of_function("plan"), _of_function("lower")
+    trace, eval_shape = _of_function("trace"), _of_function("eval_shape")
 
 
 def unbound(fn: Any, args: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
