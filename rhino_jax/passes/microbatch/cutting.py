@@ -33,6 +33,7 @@ from rhino_jax.passes.microbatch.flow.states import (
     RowsState,
     WholeState,
     candidates,
+    is_of_rows,
     is_outside,
     moved,
 )
@@ -389,7 +390,8 @@ def recomputed_sums(found: FlowResult, opened: Collection[int]) -> dict[int, int
 
     A recomputed region is inlined where an op in it needs the whole batch. If its sums
     were recomputed, the forward pass up to them would have to run a second time in a
-    loop of its own: they are read from the first run instead.
+    loop of its own: they are read from the first run instead. Sizes of groups are
+    recomputed with the rows that they count; what is computed from them is not.
 
     Args:
       found: the analysis of a program.
@@ -401,9 +403,11 @@ def recomputed_sums(found: FlowResult, opened: Collection[int]) -> dict[int, int
     return {
         value: first[value]
         for item in found.flat.top.ops
-        if any(isinstance(found.states[v], RowsState) for v in item.operands)
+        if any(is_of_rows(found.states[v]) for v in item.operands)
         for value in item.results
-        if isinstance(found.states[value], Partial) and first[value] != value
+        if isinstance(state := found.states[value], Partial)
+        and state.counts is None
+        and first[value] != value
     }
 
 

@@ -248,16 +248,16 @@ class Orders(Evaluation):
         rows = [s for s in factors if isinstance(s, RowsState)]
         if rule is None or not rows or not isinstance(counts, Partial):
             raise _needs(states)
-        order, phase = rows[0].order, max(s.phase for s in states)
+        # Loops after the one whose sum is known in full count their own rows again.
+        order, phase = counts.counts, max(s.phase for s in states)
         spots = {
             locate(rule, layout, s.span)
             for s, layout in zip(factors, rule.operands, strict=False)
             if isinstance(s, RowsState)
         }
         alike = all(s.order == order and s.at is None for s in rows)
-        fits = counts.counts == order and counts.phase == phase
         spot = spots.pop()
-        if not alike or not fits or order is None or spots or spot is None:
+        if not alike or order is None or spots or spot is None:
             raise _needs(rows)
         for state, layout in zip(factors, rule.operands, strict=False):
             is_cut = place(rule, layout, spot) is not None

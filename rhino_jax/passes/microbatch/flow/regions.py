@@ -30,6 +30,7 @@ from rhino_jax.passes.microbatch.flow.states import (
     State,
     WholeState,
     inside,
+    is_of_rows,
     is_own,
     is_sorted,
 )
@@ -305,14 +306,15 @@ class Flow:
     def earliest(self, values: tuple[int, ...]) -> tuple[int, ...]:
         """Trace values back to the sums over the batch that they are computed from.
 
-        It stops where a sum would be larger than the value.
+        It stops where a sum would be larger than the value, and at the sizes of groups
+        of rows, of which each micro-batch needs its own.
         """
         found = []
         for value in values:
             while (item := self.flat.maker.get(value)) is not None:
                 sums = [v for v in item.operands if isinstance(self.states[v], Partial)]
-                cut = any(isinstance(self.states[v], RowsState) for v in item.operands)
-                if len(sums) != 1 or cut or self.bytes(sums[0]) > self.bytes(value):
+                own = any(is_of_rows(self.states[v]) for v in item.operands)
+                if len(sums) != 1 or own or self.bytes(sums[0]) > self.bytes(value):
                     break
                 (value,) = sums
             found.append(value)

@@ -111,6 +111,13 @@ def is_sorted(state: State) -> bool:
     return state.order is not None or state.at is not None
 
 
+def is_of_rows(state: State) -> bool:
+    """Whether each micro-batch has its own: its rows, or their number in each group."""
+    return isinstance(state, RowsState) or (
+        isinstance(state, Partial) and state.counts is not None
+    )
+
+
 def is_outside(state: State) -> bool:
     """Whether a value is computed outside of loops."""
     return isinstance(state, WholeState) and not state.is_inside
