@@ -269,8 +269,8 @@ class Plan(data.PlanData):
           fn: the planned function, or the result of `auto_shard` for it.
           args, kwargs: its arguments, with arrays.
           tolerance: maximum relative difference of floats; None: by element type, 1e-4
-            for float32, and the error of the program's own roundings to 16 bits
-            (`rhino_jax.verify.results.check`).
+            for float32, and what other last bits of its sums and of its conversions to
+            narrower types change (`rhino_jax.verify.rounding`).
           static_argnums, static_argnames: as in `jax.jit`.
 
         Returns:

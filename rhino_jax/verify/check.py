@@ -37,6 +37,7 @@ from rhino_jax.runtime.storage import dims_of, in_order
 from rhino_jax.utils.progress import Progress
 from rhino_jax.verify.places import emulated_mesh
 from rhino_jax.verify.results.check import Check, ComparedLeaf, compare
+from rhino_jax.verify.rounding import with_other_rounding
 from rhino_jax.verify.verification import planned_parameters
 
 
@@ -48,6 +49,9 @@ ASKS_FOR_A_MESH = ANNOTATIONS | {"shard_map"}
 # xla_allow_excess_precision); in a sharded program, with its partial sums, it often
 # cannot.
 _ROUNDING = {"xla_allow_excess_precision": False}
+
+RUNS = 4
+"""Runs with other last bits: in one, a leaf of one number may be equal by chance."""
 
 
 def check(
@@ -85,10 +89,7 @@ def check(
         flat, consts = _flat(traced, parameters, call)
     with _progress(plan, "on one device"):
         single = _on_one_device(bound, flat, [*arrays, *consts])
-    rounded: list[Any] = [None] * len(single)
-    if tolerance is None and _has_16_bits(traced):
-        with _progress(plan, "on one device, rounded elsewhere"):
-            rounded = _on_one_device(bound, flat, [*arrays, *consts], _ROUNDING)
+    rounded: list[list[Any]] = []
     with _progress(plan, "as planned"):
         planned = _as_planned(bound, arrays)
     paths = [*traced.result.array_paths]
@@ -97,14 +98,16 @@ def check(
     paths += [f"out: {traced.captured.names[k]}" for k in traced.captured.written]
 
     def compared() -> list[ComparedLeaf]:
-        every = zip(paths, planned, single, rounded, strict=True)
-        return [compare(path, a, b, tolerance, c) for path, a, b, c in every]
+        every = zip(paths, planned, single, strict=True)
+        return [
+            compare(path, a, b, tolerance, [run[n] for run in rounded])
+            for n, (path, a, b) in enumerate(every)
+        ]
 
     leaves = compared()
-    has_allowance = tolerance is not None or _has_16_bits(traced)
-    if not has_allowance and not all(leaf.ok for leaf in leaves):
-        with _progress(plan, "on one device, of other last bits"):
-            rounded = _on_one_device(bound, flat, [*map(_nudged, (*arrays, *consts))])
+    if tolerance is None and not all(leaf.ok for leaf in leaves):
+        with _progress(plan, "on one device, rounded elsewhere"):
+            rounded = _rounded_elsewhere(bound, flat, [*arrays, *consts])
         leaves = compared()
     return Check(
         program_name=plan.program_name,
@@ -227,34 +230,26 @@ def _copy(x: Any, where: Any) -> Any:
     return jax.device_put(x, where, may_alias=False)
 
 
-def _nudged(x: Any) -> Any:
-    """Return an array whose numbers differ in their last bit, at random.
-
-    What results change by is what their arguments' rounding makes of them: much, where
-    an optimizer divides a gradient of almost zero by its size.
-    """
-    kind = getattr(x, "dtype", None)
-    if kind is None or not jnp.issubdtype(kind, jnp.inexact):
-        return x
-    numbers = np.asarray(x)
-    signs = np.random.default_rng(0).choice((-1, 1), numbers.shape)
-    step = np.finfo(numbers.dtype).eps * signs
-    return (numbers * (1 + step)).astype(numbers.dtype)
+def _on_one_device(bound: Bound, flat: Any, arrays: Sequence[Any]) -> list[Any]:
+    """Run the user's function with `jax.jit` on one device."""
+    with _on_first(bound) as device:
+        outs = jax.jit(flat)(*(_copy(x, device) for x in arrays))
+    return list(jax.block_until_ready(outs))
 
 
-def _has_16_bits(traced: Traced) -> bool:
-    """Whether a program has floats of 16 bits or fewer."""
-    kinds = {str(value.dtype) for value in traced.program.values}
-    return any(kind in ("bfloat16", "float16") or "float8" in kind for kind in kinds)
+def _rounded_elsewhere(
+    bound: Bound, flat: Any, arrays: Sequence[Any]
+) -> list[list[Any]]:
+    """Run the function on one device some times, as `with_other_rounding` has it."""
+    run = jax.jit(with_other_rounding(flat), compiler_options=_ROUNDING)
+    with _on_first(bound) as device:
+        placed = [_copy(x, device) for x in arrays]
+        return [run(np.uint32(seed), *placed) for seed in range(1, RUNS + 1)]
 
 
-def _on_one_device(
-    bound: Bound,
-    flat: Any,
-    arrays: Sequence[Any],
-    options: Mapping[str, Any] | None = None,
-) -> list[Any]:
-    """Run the user's function with `jax.jit` on one device, with compiler options."""
+@contextlib.contextmanager
+def _on_first(bound: Bound) -> Iterator[Any]:
+    """Enter the contexts of a program on this process's first device, and return it."""
     me = jax.process_index()
     device = next(d for d in bound.mesh.devices.flat if d.process_index == me)
     with (
@@ -262,9 +257,7 @@ def _on_one_device(
         jax.default_device(device),
         fused_attention_traced(),
     ):
-        run = jax.jit(flat, compiler_options=dict(options or {}))
-        outs = run(*(_copy(x, device) for x in arrays))
-    return list(jax.block_until_ready(outs))
+        yield device
 
 
 @contextlib.contextmanager

@@ -226,10 +226,10 @@ def test_roundings_of_16_bits_are_allowed_and_no_more() -> None:
 
     def off_by(error: float) -> ComparedLeaf:
         planned = jnp.asarray([1.0, 0.1, error])
-        return compare("x", planned, single, rounded=rounded)
+        return compare("x", planned, single, rounded=[single, rounded])
 
     assert not leaf_of([1.0, 0.1, 0.02], single).ok
-    assert off_by(0.02).ok and off_by(0.02).rounding == pytest.approx(0.01)
+    assert off_by(0.015).ok and off_by(0.015).rounding == pytest.approx(0.01)
     assert off_by(0.2).differing == 1 and not off_by(NAN).ok
 
 
@@ -278,4 +278,40 @@ def test_a_right_program_of_16_bits_is_right_and_a_wrong_one_is_not() -> None:
     (leaf,) = found.leaves
     assert leaf.ok
     right = step(w, x)
-    assert not compare("x", 4 * right, right, rounded=right + leaf.rounding).ok
+    assert not compare("x", 4 * right, right, rounded=[right + leaf.rounding]).ok
+
+
+def test_adapters_in_float32_of_a_frozen_model_of_16_and_8_bits_agree() -> None:
+    """The compiler rounds one device's program to 16 bits wherever it is told to, and
+    gradients in float32 differ all the same: by the order of sums in 16 bits."""
+
+    def step(lora: Any, base: Any, x: Any) -> Any:
+        @jax.checkpoint
+        def layer(x: Any, p: Any) -> Any:
+            (q, s), (a, b) = p
+            a, b = jnp.bfloat16(a), jnp.bfloat16(b)
+            size = jnp.mean(jnp.square(jnp.float32(x)), -1, keepdims=True)
+            h = x * jax.lax.rsqrt(size + 1e-6).astype(x.dtype)
+            return x + h @ (q.astype(x.dtype) * s) + (h @ a) @ b, None
+
+        def loss(lora: Any) -> Any:
+            y, _ = jax.lax.scan(layer, jnp.bfloat16(x), (base, lora))
+            return jnp.mean(jnp.float32(y) ** 2)
+
+        return jax.value_and_grad(loss)(lora)
+
+    rng = np.random.default_rng(0)
+    lora = [rng.normal(size=s) * 0.1 for s in ((3, 32, 2), (3, 2, 32))]
+    lora = [x.astype(np.float32) for x in lora]
+    base = rng.integers(-127, 127, (3, 32, 32), np.int8), jnp.full((3, 1, 32), 0.002)
+    base = base[0], base[1].astype(jnp.bfloat16)
+    x = rng.normal(size=(64, 32)).astype(np.float32)
+    pins = {"x": P("a"), "base[0]": P(None, "b"), "lora[0]": P(None, "b")}
+    plan = rhino.plan(step, lora, base, x, mesh=AXES, pins=pins, progress=False)
+    found = plan.check(step, lora, base, x)
+    assert found.ok, found
+    grads = [leaf for leaf in found.leaves if leaf.shape]
+    assert any(leaf.relative > leaf.tolerance for leaf in grads)
+    _, right = step(lora, base, x)
+    scale = max(float(jnp.abs(x).max()) for x in right)
+    assert all(0 < 2 * leaf.rounding < 0.3 * scale for leaf in grads)

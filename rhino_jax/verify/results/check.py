@@ -40,12 +40,11 @@ MIN_OF_LEAF = 0.1
 NOISE = 1e-8
 """Absolute differences up to this are rounding errors of a zero."""
 
-ROUNDINGS = 8.0
+ROUNDINGS = 2.0
 """Multiple of one device's rounding noise by which a planned run may differ.
 
-The noise is the difference of two runs on one device, one of which rounds to 16 bits
-between all ops, or, of programs without 16 bits, has arguments with other last bits.
-The planned run rounds the partial sums of devices, too.
+The noise is the largest difference of runs on one device that round otherwise by a last
+bit. The planned run rounds the partial sums of devices, too.
 """
 
 
@@ -64,7 +63,7 @@ class ComparedLeaf:
       worst: index of the element with the largest relative difference.
       differing: number of elements that differ beyond the tolerance.
       share: share of the elements that were compared: those in this process's shards.
-      rounding: largest difference of the array between two runs on one device, as of
+      rounding: largest difference of the array between runs on one device, as of
         `ROUNDINGS`; 0 where only one was run.
       not_numbers: number of elements that are NaN in both runs.
     """
@@ -100,7 +99,7 @@ def compare(
     planned: Any,
     single: Any,
     tolerance: float | None = None,
-    rounded: Any = None,
+    rounded: Sequence[Any] = (),
 ) -> ComparedLeaf:
     """Compare one leaf of the planned run with the same leaf on one device.
 
@@ -110,7 +109,7 @@ def compare(
         shards.
       single: the array of the run on one device.
       tolerance: tolerance of floats; None: by element type.
-      rounded: the array of another run on one device, or None; its difference from
+      rounded: the array of other runs on one device; their largest difference from
         `single` is the noise of the program's own types.
     """
     name = str(planned.dtype)
@@ -120,31 +119,32 @@ def compare(
     allowed = tolerance_of(whole.dtype)
     if tolerance is not None and allowed:
         allowed = tolerance
-    scale = _scale(whole)
-    rounding = 0.0 if rounded is None or not allowed else _rounding(whole, rounded)
+    wide, runs = _wide(whole), rounded if allowed else ()
+    scale = _largest(wide) if allowed else 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        changes = [_largest(wide - _wide(np.asarray(other))) for other in runs]
+    rounding = max(changes, default=0.0)
     worst, differing, absolute, seen = (-1.0, (0,) * whole.ndim), 0, 0.0, 0
     not_numbers = 0
     for index, part in _parts(planned):
-        found = _differences(np.asarray(part), whole[index], scale, allowed)
-        # NaN against a number is an infinite relative difference.
-        is_within = found.absolute <= ROUNDINGS * rounding
-        is_other = (found.relative > allowed) & ~is_within
-        seen += part.size
         if not part.size:
             continue
-        differing += int(is_other.sum())
+        one, other = np.asarray(part), whole[index]
+        sizes, relative = _differences(one, other, scale, allowed)
+        seen += part.size
+        # NaN against a number is an infinite relative difference.
+        is_within = sizes <= ROUNDINGS * rounding
+        differing += int(((relative > allowed) & ~is_within).sum())
         if allowed:
-            both = np.isnan(_wide(np.asarray(part))) & np.isnan(_wide(whole[index]))
-            not_numbers += int(both.sum())
-        absolute = float(np.maximum(absolute, np.nan_to_num(found.absolute).max()))
-        if np.isnan(found.absolute).any():
-            absolute = float("nan")
-        at = int(found.relative.argmax())
-        if found.relative.flat[at] > worst[0]:
-            place = np.unravel_index(at, found.relative.shape)
+            not_numbers += int((np.isnan(_wide(one)) & np.isnan(_wide(other))).sum())
+        # NaN of any part stays.
+        absolute = float(np.maximum(absolute, sizes.max()))
+        at = int(relative.argmax())
+        if relative.flat[at] > worst[0]:
+            place = np.unravel_index(at, relative.shape)
             first = [s.start or 0 for s in index]
             where = tuple(int(p) + f for p, f in zip(place, first, strict=True))
-            worst = (float(found.relative.flat[at]), where)
+            worst = (float(relative.flat[at]), where)
     return ComparedLeaf(
         path=path,
         shape=tuple(whole.shape),
@@ -160,13 +160,6 @@ def compare(
     )
 
 
-def _rounding(single: np.ndarray, rounded: Any) -> float:
-    """Return the largest finite difference of two runs on one device."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        size = np.abs(_wide(single) - _wide(np.asarray(rounded)))
-    return float(np.where(np.isfinite(size), size, 0.0).max(initial=0.0))
-
-
 def _parts(planned: Any) -> Sequence[tuple[tuple[slice, ...], Any]]:
     """Return this process's shards of an array with indices, every element once."""
     if planned.is_fully_addressable:
@@ -177,29 +170,22 @@ def _parts(planned: Any) -> Sequence[tuple[tuple[slice, ...], Any]]:
     return list(seen.values())
 
 
-def _scale(whole: np.ndarray) -> float:
-    """Return an array's largest finite magnitude; 0 for integers and bools."""
-    if whole.dtype.kind in "biu" or not whole.size:
-        return 0.0
-    size = np.abs(_wide(whole))
+def _largest(x: np.ndarray) -> float:
+    """Return an array's largest finite magnitude."""
+    size = np.abs(x)
     return float(np.where(np.isfinite(size), size, 0.0).max(initial=0.0))
-
-
-@dataclass(frozen=True, slots=True)
-class _Differences:
-    absolute: np.ndarray
-    relative: np.ndarray
 
 
 def _differences(
     planned: np.ndarray, single: np.ndarray, scale: float, allowed: float
-) -> _Differences:
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the absolute and the relative differences of two arrays."""
     if not allowed:
         differs = planned != single
         size = np.zeros(planned.shape)
         if differs.any():
             size = np.abs(planned.astype(np.float64) - single.astype(np.float64))
-        return _Differences(size, np.where(differs, np.maximum(size, 1.0), 0.0))
+        return size, np.where(differs, np.maximum(size, 1.0), 0.0)
     a, b = _wide(planned), _wide(single)
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.abs(a - b)
@@ -209,7 +195,7 @@ def _differences(
     same = (np.isnan(a) & np.isnan(b)) | (a == b)
     size = np.where(same, 0.0, np.where(np.isfinite(size), size, np.nan))
     relative = np.where(same, 0.0, np.where(np.isnan(size), np.inf, relative))
-    return _Differences(size, relative)
+    return size, relative
 
 
 def _wide(x: np.ndarray) -> np.ndarray:
