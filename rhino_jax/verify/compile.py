@@ -147,6 +147,11 @@ def compile_task(task: CompilerTask) -> tuple[Compilation, str]:
     )
 
 
+_NO_TILES = "Couldn't find output tile sizes"
+"""XLA:GPU's error where the tiling that it gives a product of matrices without a card
+to time tilings on does not divide what is fused with it, such as windows of 7 x 7."""
+
+
 def compiled_by(
     compile: Callable[[Mapping[str, Any]], Any], platform: str
 ) -> tuple[Compilation, str]:
@@ -179,7 +184,9 @@ def compiled_by(
             compiled = compile({})
         except jax.errors.JaxRuntimeError as error:
             out_of_memory = read_out_of_memory(str(error))
-            if out_of_memory is None:
+            if _NO_TILES in str(error):
+                compiled = compile({"xla_gpu_enable_triton_gemm": False})
+            elif out_of_memory is None:
                 raise
     seconds = time.perf_counter() - start
     lines = written.text.splitlines(keepends=True)

@@ -21,6 +21,7 @@ from rhino_jax.verify.compile import (
     CompileLimit,
     compile_in_child,
     compile_lowered,
+    compiled_by,
     read_out_of_memory,
 )
 from rhino_jax.verify.hlo.records import OutOfMemory
@@ -181,6 +182,23 @@ def test_forms_of_out_of_memory(
 )
 def test_other_errors_are_no_lack_of_device_memory(message: str) -> None:
     assert read_out_of_memory(message) is None
+
+
+def test_gpu_products_without_a_tiling_are_compiled_by_a_library() -> None:
+    """Attention in windows of 7 x 7 on h100, in any layout, plain `jax.jit` too."""
+    lowered, tried = _lower(MESH, ROWS, WIDTH), []
+
+    def compile(more: Any) -> Any:
+        tried.append(dict(more))
+        if not more:
+            raise jax.errors.JaxRuntimeError(
+                "INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.7"
+            )
+        return lowered.compile()
+
+    found, _ = compiled_by(compile, "gpu")
+    assert tried == [{}, {"xla_gpu_enable_triton_gemm": False}]
+    assert found.memory is not None
 
 
 def test_capture_is_undone_by_an_error(capfd: pytest.CaptureFixture[str]) -> None:
