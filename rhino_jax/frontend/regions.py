@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import jax
 
 from rhino_jax._compat import (
+    bind_eqn,
     eqn_context,
     is_jaxpr,
     is_literal,
@@ -292,6 +293,24 @@ def with_bodies(eqn: Any, change: Callable[[Any], Any]) -> Any:
     if all(map(operator.is_, changed, bodies)):
         return eqn
     return eqn.replace(params=dict(with_jaxprs(eqn, changed)))
+
+
+def bind_within(
+    eqn: Any, operands: Sequence[Any], run: Callable[[Any, list[Any]], list[Any]]
+) -> list[Any]:
+    """Bind an equation with `run` in place of the equations of its sub-jaxprs.
+
+    Args:
+      eqn: an equation, with or without regions.
+      operands: arrays that it reads.
+      run: (equation, operands) → results, as of `evaluate`.
+    """
+
+    def rerun(body: Any) -> Any:
+        inner, consts = open_jaxpr(body), jaxpr_consts(body)
+        return rebuild_jaxpr(lambda *xs: evaluate(inner, consts, xs, run), body)
+
+    return bind_eqn(eqn, operands, with_bodies(eqn, rerun).params)
 
 
 def with_changed(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any]) -> Any:

@@ -21,7 +21,6 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax._compat import (
-    bind_eqn,
     context_mesh,
     fused_attention_traced,
     jaxpr_consts,
@@ -35,11 +34,9 @@ from rhino_jax.frontend.leaves import is_array, split_result
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.frontend.regions import (
     PLAIN_CALLS,
-    closed_region_jaxprs,
+    bind_within,
     evaluate,
     inline_call,
-    rebuild_jaxpr,
-    with_jaxprs,
 )
 from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
 from rhino_jax.frontend.trace import trace_call
@@ -90,16 +87,7 @@ def _equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
         return list(operands)
     if name in PLAIN_CALLS:
         return inline_call(eqn, operands, _equation)
-    params = eqn.params
-    bodies = closed_region_jaxprs(eqn)
-    if bodies:
-        params = with_jaxprs(eqn, [rebuild_jaxpr(_body(b), b) for b in bodies])
-    return bind_eqn(eqn, operands, params)
-
-
-def _body(jaxpr: Any) -> Callable[..., list[Any]]:
-    inner, consts = open_jaxpr(jaxpr), jaxpr_consts(jaxpr)
-    return lambda *args: evaluate(inner, consts, args, _equation)
+    return bind_within(eqn, operands, _equation)
 
 
 def sharded_ops(program: Program) -> dict[str, int]:

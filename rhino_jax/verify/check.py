@@ -22,7 +22,6 @@ from rhino_jax._compat import fused_attention_traced, open_jaxpr
 from rhino_jax.errors import MeshError, TraceError
 from rhino_jax.frontend.call import Call, split_call
 from rhino_jax.frontend.leaves import is_python_scalar
-from rhino_jax.frontend.parameters import Parameters
 from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
 from rhino_jax.frontend.trace import Traced, flat_function
 from rhino_jax.ir.transform import MICROBATCHES, Transform, chosen, through_own_sums
@@ -85,8 +84,11 @@ def check(
     own = through_own_sums(plan.transforms) or _of_stages(plan)
     if own:
         flat, consts = _as_traced(apply_passes(traced, own))
+    elif traced.captured:
+        # Calling a function again would mutate the references that it captures.
+        flat, consts = _as_traced(traced)
     else:
-        flat, consts = _flat(traced, parameters, call)
+        flat, consts = flat_function(parameters, call), []
     with _progress(plan, "on one device"):
         single = _on_one_device(bound, flat, [*arrays, *consts])
     rounded: list[list[Any]] = []
@@ -109,11 +111,12 @@ def check(
         with _progress(plan, "on one device, rounded elsewhere"):
             rounded = _rounded_elsewhere(bound, flat, [*arrays, *consts])
         leaves = compared()
+    leaves.sort(key=lambda x: (x.ok, -x.relative / (x.tolerance or 1.0)))
     return Check(
         program_name=plan.program_name,
         mesh_axes=plan.mesh_axes,
         devices=devices,
-        leaves=tuple(sorted(leaves, key=_badness, reverse=True)),
+        leaves=tuple(leaves),
         not_compared=(
             *((traced.result.paths[p], "no array") for p, _ in traced.result.statics),
             *(
@@ -147,18 +150,9 @@ def _of_stages(plan: PlanData) -> tuple[Transform, ...]:
     return (*plan.transforms, chosen(MICROBATCHES, choice))
 
 
-def _flat(traced: Traced, parameters: Parameters, call: Call) -> tuple[Any, list[Any]]:
-    """Return the user's function of flat arrays, and its captured arrays.
-
-    The captured arrays follow the arguments. Where the function captures references,
-    this is the traced program: calling the function again would mutate them.
-    """
-    if not traced.captured:
-        return flat_function(parameters, call), []
-    return _as_traced(traced)
-
-
 def _as_traced(traced: Traced) -> tuple[Any, list[Any]]:
+    """Return the traced program as a function of flat arrays and then its captured
+    arrays, and these."""
     jaxpr = open_jaxpr(traced.closed_jaxpr)
     count = len(jaxpr.invars)
 
@@ -166,10 +160,6 @@ def _as_traced(traced: Traced) -> tuple[Any, list[Any]]:
         return eval_jaxpr(jaxpr, arrays[count:], *arrays[:count])
 
     return run, [_whole(x) for x in traced.consts]
-
-
-def _badness(leaf: ComparedLeaf) -> tuple[bool, float]:
-    return not leaf.ok, leaf.relative / (leaf.tolerance or 1.0)
 
 
 def _mesh_of(plan: PlanData, what: str) -> tuple[Mesh, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,13 +10,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from rhino_jax._compat import (
-    bind_eqn,
     jaxpr_consts,
     open_jaxpr,
     with_weak_types,
 )
 from rhino_jax.frontend.importer import rule_of
-from rhino_jax.frontend.regions import evaluate, rebuild_jaxpr, with_bodies
+from rhino_jax.frontend.regions import (
+    bind_within,
+    evaluate,
+)
 from rhino_jax.ir.traits import OpKind
 
 
@@ -36,21 +38,14 @@ def with_other_rounding(fn: Callable[..., Any]) -> Callable[..., list[Any]]:
 
     def run(seed: Any, *arrays: Any) -> list[Any]:
         closed = jax.make_jaxpr(fn)(*arrays)
-        return _evaluated(closed, [_nudged(x, seed) for x in arrays])
+        nudged = [_nudged(x, seed) for x in arrays]
+        return evaluate(open_jaxpr(closed), jaxpr_consts(closed), nudged, _run)
 
     return run
 
 
-def _evaluated(jaxpr: Any, arrays: Sequence[Any]) -> list[Any]:
-    return evaluate(open_jaxpr(jaxpr), jaxpr_consts(jaxpr), arrays, _run)
-
-
 def _run(eqn: Any, operands: list[Any]) -> list[Any]:
-    eqn = with_bodies(
-        eqn,
-        lambda body: rebuild_jaxpr(lambda *arrays: _evaluated(body, arrays), body),
-    )
-    outs = bind_eqn(eqn, operands, eqn.params)
+    outs = bind_within(eqn, operands, _run)
     return [*map(_nudged, outs)] if _rounds(eqn) else outs
 
 

@@ -184,18 +184,16 @@ def check_eqn(
             for shard in shards_of(rule, strategy):
                 outcome, finish = next(done)
                 if isinstance(outcome, Exception):
-                    raise ShardMismatch(_first_line(outcome)) from outcome
+                    text = str(outcome).strip() or type(outcome).__name__
+                    raise ShardMismatch(
+                        f"the op does not run on a shard: {text.splitlines()[0]}"
+                    ) from outcome
                 for i, result in enumerate(finish(outcome)):
                     parts[i][shard.coordinates] = result
             for i, expected in enumerate(whole):
                 got = combine(rule, strategy, i, out_shapes[i], parts[i])
                 compare(got, expected, f"result {i} differs from the unsharded op's")
     return rule, len(strategies)
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines() or [type(error).__name__]
-    return f"the op does not run on a shard: {text[0]}"
 
 
 @contextlib.contextmanager

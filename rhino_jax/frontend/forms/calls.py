@@ -173,7 +173,16 @@ def _within(trace: CallTrace | None) -> Iterator[None]:
 
 def _types_of(leaves: Sequence[Any]) -> str:
     """Return the types of the arrays among arguments, and the others, as text."""
-    texts = [type_text(x) if isinstance(x, _ARRAYS) else _text(x) for x in leaves]
+    plain = bool | int | float | str | None
+    # Of others the type alone: their texts have addresses, which change.
+    texts = [
+        type_text(x)
+        if isinstance(x, _ARRAYS)
+        else brief(x)
+        if isinstance(x, plain)
+        else type(x).__name__
+        for x in leaves
+    ]
     types = ", ".join(texts)
     if len(types) > MAX_TYPES:
         types = f"{types[:MAX_TYPES]}… {zlib.crc32(types.encode()):08x}"
@@ -241,12 +250,6 @@ def _site(
 
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
-
-
-def _text(x: Any) -> str:
-    """Return an argument that is no array, without addresses, which change."""
-    is_plain = isinstance(x, bool | int | float | str | None)
-    return brief(x) if is_plain else type(x).__name__
 
 
 hide_frames(__file__)

@@ -7,8 +7,6 @@ where separate slices also need all-reduces of the elements that wrap around.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 from jax import lax
 from jax.interpreters import ad, batching, mlir
@@ -46,11 +44,6 @@ def _as_slices(x: jax.Array, *, shift: int, axis: int) -> jax.Array:
     return lax.concatenate(halves(x, shift, axis), axis)
 
 
-def _batched(args: Any, at: Any, *, shift: int, axis: int) -> tuple[Any, Any]:
-    (x,), (place,) = args, at
-    return rotate(x, shift, axis + (place <= axis)), place
-
-
 _rotate_p = new_primitive(ROTATE)
 _rotate_p.def_impl(_as_slices)
 _rotate_p.def_abstract_eval(lambda x, *, shift, axis: x)
@@ -61,7 +54,10 @@ ad.deflinear2(
         ct if isinstance(ct, ad.Zero) else rotate(ct, x.aval.shape[axis] - shift, axis)
     ],
 )
-batching.primitive_batchers[_rotate_p] = _batched
+batching.primitive_batchers[_rotate_p] = lambda args, at, *, shift, axis: (
+    rotate(args[0], shift, axis + (at[0] <= axis)),
+    at[0],
+)
 
 
 @register(

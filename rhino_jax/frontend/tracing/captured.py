@@ -101,7 +101,9 @@ def functions_reached_by(fn: Any) -> Iterator[Any]:
         left += [
             value
             for _, value in _captured(fn)
-            if isinstance(value, _FUNCTIONS) and not _is_library(value)
+            if isinstance(value, _FUNCTIONS)
+            and (getattr(value, "__module__", None) or "").split(".")[0]
+            not in LIBRARIES
         ]
 
 
@@ -145,10 +147,6 @@ def names_used(code: types.CodeType) -> Iterator[str]:
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from names_used(inner)
-
-
-def _is_library(fn: Any) -> bool:
-    return (getattr(fn, "__module__", None) or "").split(".")[0] in LIBRARIES
 
 
 LIBRARIES = ("jax", "optax", "flax", "equinox", "numpy")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.cost.corrections import OpKey, op_key
@@ -230,11 +230,10 @@ class WorkReader:
         if not flow.is_known:
             self.unknown_loops[instruction.name] = instruction.source, flow.trips
         branches = [[w for x in names for w in self.read(x)] for names in flow.branches]
-        for work in max(branches, key=self._seconds_of_all):
+        for work in max(
+            branches, key=lambda run: sum(self.seconds_of(w) * w.count for w in run)
+        ):
             yield replace(work, count=work.count * flow.trips)
-
-    def _seconds_of_all(self, items: Iterable[InstructionWork]) -> float:
-        return sum(self.seconds_of(work) * work.count for work in items)
 
     def _work(
         self, computation: Computation, instruction: Instruction

@@ -250,7 +250,10 @@ def cause_of_extra(
     if entry.op.split("/").count("shard_map") > evidence.in_stages:
         return BY_HAND, "inside shard_map, beyond what its shapes say of it"
     size = entry.per_run_bytes
-    if any(s == entry.source and _near(b, size) for s, b in planned_runs):
+    if any(
+        source == entry.source and abs(run - size) <= 0.01 * max(run, size)
+        for source, run in planned_runs
+    ):
         return REPEATED, (
             "XLA runs it again where the plan reads the result of the first"
         )
@@ -306,7 +309,3 @@ def primitive_of(op_name: str) -> str:
 def _line(source: str) -> str:
     """Return `gpt.py:70` for `gpt.py:70 (mlp)`."""
     return source.partition(" (")[0]
-
-
-def _near(a: float, b: float) -> bool:
-    return abs(a - b) <= 0.01 * max(a, b)

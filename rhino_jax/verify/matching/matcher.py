@@ -91,7 +91,8 @@ class Matcher:
         """Match runs equal in kind, axes, line and size; fewer runs were hoisted."""
         hoisted = []
         for plan_entry, entry in self.pairs():
-            if not _alike(plan_entry, entry):
+            planned = plan_entry.per_run_bytes
+            if abs(planned - entry.per_run_bytes) > 1 + 1e-6 * planned:
                 continue
             have, runs = plan_entry.traffic.count, entry.traffic.count
             if runs < have and have % runs == 0 and runs % plan_entry.trips:
@@ -323,11 +324,6 @@ class Matcher:
             cause=cause,
             is_harmless=is_harmless,
         )
-
-
-def _alike(a: Entry, b: Entry) -> bool:
-    """Whether one run of both entries moves the same bytes, but for rounding."""
-    return abs(a.per_run_bytes - b.per_run_bytes) <= 1 + 1e-6 * a.per_run_bytes
 
 
 def _cut_runs(entry: Entry, runs: int) -> None:

@@ -190,7 +190,7 @@ def _costs(found: AnyAudit, *, full: bool) -> tuple[Section, ...]:
     rows = [
         (
             cost.source or "no line",
-            _moves(cost),
+            ", ".join(f"{kind} {format_axes(axes)}" for (kind, axes), _ in cost.moves),
             format_count(cost.traffic.count),
             format_bytes(cost.traffic.bytes),
             format_seconds(cost.traffic.seconds),
@@ -216,10 +216,6 @@ def _costs(found: AnyAudit, *, full: bool) -> tuple[Section, ...]:
         f" {format_seconds(whole_s)} if nothing is hidden"
     )
     return (Section(title, table=table), Section("why", lines=tuple(lines)))
-
-
-def _moves(cost: SourceCost) -> str:
-    return ", ".join(f"{kind} {format_axes(axes)}" for (kind, axes), _ in cost.moves)
 
 
 def _held(found: AnyAudit) -> Section:

@@ -289,20 +289,15 @@ class Check(Displayed):
         )
 
 
-def _allowed(leaf: ComparedLeaf) -> str:
-    """Format a leaf's tolerance: relative, and absolute for rounded 16-bit floats."""
-    rounding = f" or ±{ROUNDINGS * leaf.rounding:.2g}" if leaf.rounding else ""
-    return f"{leaf.tolerance:.2g}{rounding}"
-
-
 def _row(leaf: ComparedLeaf) -> tuple[str, ...]:
     exact = not leaf.tolerance
+    rounding = f" or ±{ROUNDINGS * leaf.rounding:.2g}" if leaf.rounding else ""
     return (
         leaf.path,
         format_array(leaf.dtype, leaf.shape),
         f"{leaf.absolute:.2g}",
         "" if exact else f"{leaf.relative:.2g}",
-        "equal" if exact else _allowed(leaf),
+        "equal" if exact else f"{leaf.tolerance:.2g}{rounding}",
         f"[{', '.join(map(str, leaf.worst))}]" if leaf.relative else "",
         "" if leaf.ok else f"{format_count(leaf.differing)} differ",
     )

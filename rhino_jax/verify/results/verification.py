@@ -19,7 +19,6 @@ from rhino_jax.explain.report.views.bars import (
     wire_of,
 )
 from rhino_jax.plan.records import Collective, Predicted, traffic_of
-from rhino_jax.plan.stages import StageCost
 from rhino_jax.units import (
     format_bytes,
     format_count,
@@ -410,7 +409,10 @@ def _chunks(found: Verification) -> Section:
         return _peaks(found)
     of_chunk = found.between or ((0.0, 0.0),) * len(found.stages)
     every = [
-        [_passes(cost, s) for cost, s in zip(pair, seconds, strict=True)]
+        [
+            (cost.forward_s, between_s, cost.whole_backward_s, cost.update_s)
+            for cost, between_s in zip(pair, seconds, strict=True)
+        ]
         for pair, seconds in zip(found.stages, of_chunk, strict=True)
     ]
     there = (True, bool(found.between), True, True)
@@ -456,8 +458,3 @@ def _peaks(found: Verification) -> Section:
     )
     table = Table(("stage", "peak"), rows, ">>")
     return Section("stages: memory of one device, planned → compiled", table=table)
-
-
-def _passes(cost: StageCost, between_s: float) -> tuple[float, ...]:
-    """Return seconds of a chunk's passes, in the order of `PASSES`."""
-    return cost.forward_s, between_s, cost.whole_backward_s, cost.update_s
