@@ -58,7 +58,7 @@ CODE_TOKENS = {
     "ir": 12_300,
     "model": 23_400,
     "models": 17_800,
-    "passes": 96_600,
+    "passes": 96_700,
     "pipeline": 27_900,
     "plan": 19_100,
     "planner": 88_900,

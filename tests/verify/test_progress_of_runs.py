@@ -34,6 +34,5 @@ def test_init_and_check_name_their_work(monkeypatch: pytest.MonkeyPatch) -> None
     plan.check(step, x)
     assert said == [
         "checking `step` on one device… 3 s",
-        "checking `step` on one device, rounded elsewhere… 3 s",
         "checking `step` as planned… 3 s",
     ]

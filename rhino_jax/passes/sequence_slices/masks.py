@@ -312,6 +312,12 @@ def _iota(eqn: Any, arrays: Sequence[Any]) -> Any:
     )
 
 
+def _broadcast(eqn: Any, arrays: Sequence[Any]) -> Any:
+    shape, dims = eqn.outvars[0].aval.shape, eqn.params["broadcast_dimensions"]
+    new = [d for d in range(len(shape)) if d not in dims]
+    return np.broadcast_to(np.expand_dims(arrays[0], new), shape)
+
+
 def _slice(eqn: Any, arrays: Sequence[Any]) -> Any:
     starts, stops, steps = (eqn.params[k] for k in _RANGES)
     return arrays[0][tuple(map(slice, starts, stops, steps or [1] * len(starts)))]
@@ -329,6 +335,8 @@ _FUNCTIONS: Mapping[str, Fold] = {
     **FOLDS,
     "add_any": _of(np.add),
     "and": _of(np.bitwise_and),
+    "broadcast_in_dim": _broadcast,
+    "concatenate": lambda eqn, xs: np.concatenate(xs, eqn.params["dimension"]),
     "div": _of(np.divide),
     "iota": _iota,
     "neg": _of(np.negative),
