@@ -420,7 +420,9 @@ class MemoryTraffic:
             return _update_bytes(computation, result)
         if result.opcode == "fusion" and not result.type.startswith("("):
             called = self.module.computations[result.called]
-            return sum(self._written_in(called, x) for x in _results(called))
+            written = sum(self._written_in(called, x) for x in _results(called))
+            is_new = _updates_new(computation, result, called)
+            return max(written, is_new * computation.instructions[name].bytes)
         return computation.instructions[name].bytes
 
 
@@ -465,6 +467,21 @@ def _is_in_place(computation: Computation, update: Instruction) -> bool:
 
 def _comes_from_parameter(computation: Computation, update: Instruction) -> bool:
     return _behind(computation, update.operands[0]).opcode == "parameter"
+
+
+def _updates_new(
+    computation: Computation, fusion: Instruction, called: Computation
+) -> bool:
+    """Whether a fusion inside another updates an array that the other computes, of
+    less than an array of its size (XLA:TPU scatters into zeros so)."""
+    update = _behind(called, called.root)
+    if not _updates(update) or not _comes_from_parameter(called, update):
+        return False
+    array = _behind(called, update.operands[0])
+    new = _behind(computation, fusion.operands[int(array.operands[0])])
+    made_of = (computation.instructions.get(x) for x in new.operands)
+    read = max((x.bytes for x in made_of if x is not None), default=0)
+    return new.opcode != "parameter" and read < new.bytes
 
 
 def _scattered(scatter: Instruction) -> int:

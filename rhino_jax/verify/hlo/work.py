@@ -4,7 +4,8 @@ The unit is an instruction of the control flow: of the entry, of loop bodies, of
 longest branch of a conditional, of called computations. The body of a fusion belongs to
 the fusion. Collectives are not work (`collectives` reads them), nor are asynchronous
 copies between memory spaces (`copy-start`, `slice-start`, a slice that is an
-`async-start`) or SparseCore work of a TPU (which a note counts).
+`async-start`). What a TPU's SparseCores compute (look-ups, sums of rows) is work, as if
+nothing ran beside it; a note counts these calls.
 
 XLA:TPU annotates most of its instructions with an estimate of cycles, for compute
 alone: collectives carry none, synchronous or not, and a fusion that continues a
@@ -126,6 +127,7 @@ _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 # The largest integer marks a missing estimate.
 _NO_CYCLES = 2**63 - 1
 _SPARSE_CORE = 'async_execution_thread="sparsecore"'
+_CALLS = ("call", "call-start", "async-start", "custom-call")
 
 
 @dataclass(slots=True, eq=False)
@@ -172,8 +174,9 @@ class WorkReader:
             yield f"FLOPs of these calls cannot be read, only their bytes: {calls}."
         if self.beside:
             yield (
-                "SparseCores run calls beside the compute, whose time cannot be read:"
-                f" {len(self.beside)}."
+                f"SparseCores run calls ({len(self.beside)}), of which the compiler"
+                " estimates no time: they count at the memory's rate, as if nothing ran"
+                " beside them."
             )
 
     def read(self, name: str) -> tuple[InstructionWork, ...]:
@@ -199,6 +202,7 @@ class WorkReader:
                     self._moves(name) for name in called_names(instruction)
                 ):
                     self.beside.add(instruction.name)
+                    yield from self._offloaded(instruction)
             case "call" | "call-start" | "async-start":
                 called = self.module.computations[instruction.called]
                 is_copied = called.instructions[called.root].opcode == "slice"
@@ -212,6 +216,16 @@ class WorkReader:
             case _:
                 if not _is_free(instruction):
                     yield from self._work(computation, instruction)
+
+    def _offloaded(self, caller: Instruction) -> Iterator[InstructionWork]:
+        """Yield the work of a call that a SparseCore runs."""
+        for name in called_names(caller):
+            called = self.module.computations[name]
+            for inner in called:
+                if inner.opcode in _CALLS and called_names(inner):
+                    yield from self._offloaded(inner)
+                elif not _is_free(inner):
+                    yield from self._work(called, inner)
 
     def is_transfer(self, instruction: Instruction) -> bool:
         """Whether an instruction is a collective, starts one, or contains one."""

@@ -184,6 +184,19 @@ FUSED
   ROOT %q = f32[4,8]{1,0:S(1)} slice(%p), slice={[0:4], [0:8]}
 }
 
+%offloaded (p: f32[8,8]) -> f32[8,8] {
+  %p = f32[8,8]{1,0} parameter(0)
+  ROOT %r = f32[8,8]{1,0} custom-call(%p), custom_call_target="SparseCore",\
+ called_computations={%called}
+}
+
+%called (p: f32[8,8]) -> f32[8,8] {
+  %p = f32[8,8]{1,0} parameter(0)
+  %s = ((f32[8,8]), f32[8,8], u32[]) async-start(%p), calls=%fused,\
+ async_execution_thread="sparsecore"
+  ROOT %r = f32[8,8]{1,0} async-done(%s)
+}
+
 ENTRY %main (x: f32[8,8]) -> f32[8,8] {
   %x = f32[8,8]{1,0} parameter(0)
   BODY
@@ -207,12 +220,19 @@ SPARSE = 'async_execution_thread="sparsecore", '
             "  ROOT %r = f32[8,8]{1,0} call-done(%s)",
             2 * 8**3,
         ),
-        # A TPU's SparseCore works beside the TensorCore.
+        # A TPU's SparseCore.
         (
             f"%s = ((f32[8,8]), f32[8,8], u32[]) call-start(%x), {SPARSE}"
             "to_apply=%fused\n"
             "  ROOT %r = f32[8,8]{1,0} call-done(%s)",
-            0,
+            2 * 8**3,
+        ),
+        # It is prepared first, and gets its data later.
+        (
+            f"%s = ((), (), (s32[8])) async-start(), {SPARSE}calls=%offloaded\n"
+            "  %u = ((f32[8,8]), f32[8,8], (s32[8])) async-update(%s, %x)\n"
+            "  ROOT %r = f32[8,8]{1,0} async-done(%u)",
+            2 * 8**3,
         ),
         ("ROOT %r = f32[8,8]{1,0} call(%x), to_apply=%fused", 2 * 8**3),
         (
@@ -283,7 +303,8 @@ def test_what_a_sparse_core_does_is_noted() -> None:
     )
     (note,) = _read(ENTRY.replace("BODY", body)).notes
     assert note == (
-        "SparseCores run calls beside the compute, whose time cannot be read: 1."
+        "SparseCores run calls (1), of which the compiler estimates no time: they count"
+        " at the memory's rate, as if nothing ran beside them."
     )
     # A collective there is a collective.
     moving = body.replace("%fused", "%gather")

@@ -152,6 +152,51 @@ def test_a_gather_reads_rows_and_a_scatter_updates_them() -> None:
     assert scattered == 3 * 5 * ROW_BYTES + 5 * INDEX_BYTES
 
 
+NESTED = f"""HloModule m, is_scheduled=true
+%zeros (q: f32[]) -> {BIG} {{
+  %q = f32[] parameter(0)
+  ROOT %b = {BIG} broadcast(%q), dimensions={{}}
+}}
+
+%update (a: {BIG}, i: s32[5], u: f32[5,32]) -> {BIG} {{
+  %a = {BIG} parameter(0)
+  %i = s32[5] parameter(1)
+  %u = f32[5,32]{{1,0}} parameter(2)
+  ROOT %s = {BIG} scatter(%a, %i, %u), to_apply=%add
+}}
+
+%fused (a: TYPE, i: s32[5], u: f32[5,32]) -> {BIG} {{
+  %a = TYPE parameter(0)
+  %i = s32[5] parameter(1)
+  %u = f32[5,32]{{1,0}} parameter(2)
+  %f = {BIG} MADE
+  ROOT %s = {BIG} fusion(%f, %i, %u), kind=kCustom, calls=%update
+}}
+
+ENTRY %main (a: TYPE, i: s32[5], u: f32[5,32]) -> {BIG} {{
+  %a = TYPE parameter(0)
+  %i = s32[5] parameter(1)
+  %u = f32[5,32]{{1,0}} parameter(2)
+  ROOT %r = {BIG} fusion(%a, %i, %u), kind=kCustom, calls=%fused
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "kind", "updated"),
+    [
+        ("fusion(%a), kind=kLoop, calls=%zeros", "f32[]", 4 + BIG_BYTES),
+        ("bitcast(%a)", BIG, 2 * 5 * ROW_BYTES),
+    ],
+)
+def test_a_scatter_into_zeros_of_its_own_kernel_writes_all(
+    made: str, kind: str, updated: int
+) -> None:
+    text = NESTED.replace("TYPE", kind).replace("MADE", made)
+    (work,) = WorkReader(parse_module(text), _weight).program().items
+    assert work.bytes == updated + 5 * ROW_BYTES + 5 * INDEX_BYTES
+
+
 def test_fusions_within_fusions() -> None:
     text = f"""HloModule m, is_scheduled=true
 %inner (p: f32[]) -> {SLICE} {{
