@@ -24,7 +24,10 @@ other operand stream through. Sides are padded to whole squares; a square that f
 stream through takes as long as its loading does. Products of two vectors, and products
 that sum nothing, are multiplied on the vector units instead. A convolution sums over
 the channels of its window's last dim at once; each position of the other dims is a
-product of its own, and so is each of a kernel's gradient.
+product of its own, and so is each of a kernel's gradient. An image with fewer positions
+than its kernel (the gradient of a patch embedding by the image) exchanges roles with
+it: the batch lies in the array, and all positions stream past all taps, also past those
+that meet nothing.
 
 Source: Jouppi et al., "In-Datacenter Performance Analysis of a Tensor Processing Unit"
 (ISCA 2017), section 2. Against XLA:TPU's estimates of convolutions (libtpu 0.0.52):
@@ -187,6 +190,7 @@ class _Roles:
 
     Attributes:
       summed: reducing factors that are summed at once.
+      channels: reducing factors that are no positions of windows.
       taps: positions of a window that is not summed at once.
       left: parallel factors of the first operand alone.
       right: factors of the second operand alone.
@@ -194,19 +198,23 @@ class _Roles:
     """
 
     summed: tuple[int, ...]
+    channels: tuple[int, ...]
     taps: tuple[int, ...]
     left: tuple[int, ...]
     right: tuple[int, ...]
     positions: tuple[int, ...]
 
 
-def array_paddings(rule: Rule, pieces: np.ndarray, side: int) -> np.ndarray:
+def array_paddings(
+    rule: Rule, pieces: np.ndarray, side: int, exchanged_taps: float = 0.0
+) -> np.ndarray:
     """Return by how much padding multiplies the arithmetic of a binary product.
 
     Args:
       rule: the op's rule.
       pieces: [ways, factors], number of shards of each factor.
       side: rows, and columns, of the systolic array; 0: there is none.
+      exchanged_taps: see `Traits`.
     Returns:
       [ways], at least 1.
     """
@@ -219,6 +227,9 @@ def array_paddings(rule: Rule, pieces: np.ndarray, side: int) -> np.ndarray:
         shards[:, list(factors)].prod(1)
         for factors in (roles.left, roles.right, roles.summed, roles.positions)
     )
+    if exchanged_taps:
+        channels = shards[:, list(roles.channels)].prod(1)
+        return exchanged_taps * padding(channels, side) * padding(left, side)
     rows = OBSERVED.least_rows * side
     taps = shards[:, list(roles.taps)].prod(1)
     # If the weights lie in the array, window positions stream past them as rows; if
@@ -254,11 +265,12 @@ def _roles(rule: Rule) -> _Roles:
             positions.append(f)
     taps = [f for f in summed if rule.factors[f].kind in _WINDOWS]
     # Of few channels, and in groups, all taps are taken to be summed at once.
-    channels = math.prod(rule.factors[f].size for f in summed if f not in taps)
-    if channels < OBSERVED.least_channels or taken[0] & taken[1] & made:
+    channels = [f for f in summed if f not in taps]
+    num_channels = math.prod(rule.factors[f].size for f in channels)
+    if num_channels < OBSERVED.least_channels or taken[0] & taken[1] & made:
         taps = []
     summed = [f for f in summed if f not in taps[:-1]]
-    return _Roles(*map(tuple, (summed, taps, left, right, positions)))
+    return _Roles(*map(tuple, (summed, channels, taps, left, right, positions)))
 
 
 _WINDOWS = FactorKind.HALO, FactorKind.WHOLE

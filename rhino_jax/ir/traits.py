@@ -138,6 +138,9 @@ class Traits:
         operand by more at one end than at the other, as "SAME" does with a stride of 2.
       zero_taps: for a convolution, products over those that count, where cuDNN is
         called with the zeros between the elements of a dilated kernel or input.
+      exchanged_taps: for a convolution whose operands compilers exchange, as the input
+        is smaller than the kernel: products of all positions and taps over those that
+        count; 0 for others.
       channels: for a convolution, positions in its rule of the factors of input
         channels of a group, output channels of a group, and groups; None: of size one.
       is_kernel_gradient: for a convolution, whether it is the gradient of one by its
@@ -178,6 +181,7 @@ class Traits:
     updates: int | None = None
     pads_unevenly: bool = False
     zero_taps: float = 1.0
+    exchanged_taps: float = 0.0
     groups: int = 1
     masked: tuple[int, ...] = ()
     is_turned: bool = False

@@ -304,7 +304,7 @@ class OptionBuilder:
         nothing, traits = 0.0 * flops, op.traits
         arithmetic, on_vectors = nothing if node.is_fusible else flops, nothing
         if node.is_matmul:
-            arithmetic = flops * self.array_paddings(rule, found)
+            arithmetic = flops * self.array_paddings(op, found)
             if traits.channels and self.target.device.kernels.conv_tile:
                 arithmetic = arithmetic * self._convolution_works(op, rule, found)
         elif math.isfinite(self.target.device.kernels.vector_ops_per_s) and (
@@ -428,11 +428,13 @@ class OptionBuilder:
                 more += (op.traits.groups - 1) * size
         return made, more
 
-    def array_paddings(self, rule: Rule, found: tuple[Strategy, ...]) -> np.ndarray:
+    def array_paddings(self, op: Op, found: tuple[Strategy, ...]) -> np.ndarray:
         """Return [strategies], the factor by which a systolic array pads the shards of
         each."""
         pieces = np.array([shards_per_dim(s.cut, self.mesh.sizes) for s in found])
-        return array_paddings(rule, pieces, self.target.device.systolic_array)
+        side, taps = self.target.device.systolic_array, op.traits.exchanged_taps
+        assert op.rule is not None
+        return array_paddings(op.rule, pieces, side, taps)
 
     def _convolution_works(
         self, op: Op, rule: Rule, found: tuple[Strategy, ...]

@@ -34,8 +34,9 @@ def conv(batch: int, width: int, taps: int, channels: int, features: int) -> Rul
     )
 
 
-def whole(rule: Rule, side: int = 128) -> float:
-    (padding,) = array_paddings(rule, np.ones((1, len(rule.factors)), int), side)
+def whole(rule: Rule, side: int = 128, exchanged: float = 0.0) -> float:
+    pieces = np.ones((1, len(rule.factors)), int)
+    (padding,) = array_paddings(rule, pieces, side, exchanged)
     return float(padding)
 
 
@@ -82,6 +83,18 @@ def test_positions_of_a_kernel_are_products_of_their_own() -> None:
     assert whole(rule) == pytest.approx(min(4 * 0.4 * 128 / 16, 8 * 0.4 * 128 / 32))
 
 
+def test_an_image_smaller_than_its_kernel_exchanges_roles_with_it() -> None:
+    fn, shapes = _image_gradient, [(32, 4, 4, 192), (16, 16, 3, 192)]
+    args = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
+    (op,) = [o for o, _ in program_of(fn, *args)[0].walk() if o.traits.channels][-1:]
+    # Every position meets one of 16 taps; 192 channels, and 32 images in the array.
+    assert op.traits.exchanged_taps == 16
+    assert whole(op.rule, 128, op.traits.exchanged_taps) == 16 * (256 / 192) * 4
+    args[1] = jax.ShapeDtypeStruct((4, 4, 3, 192), jnp.bfloat16)
+    (op,) = [o for o, _ in program_of(fn, *args)[0].walk() if o.traits.channels][-1:]
+    assert op.traits.exchanged_taps == 0
+
+
 def test_a_cut_to_slivers_leaves_the_array_idle() -> None:
     """All devices take as long as one did, but for the rows that are cut."""
     rule = conv(8, 256, 9, 128, 128)
@@ -106,10 +119,26 @@ def _weight_gradient(x: jax.Array, g: jax.Array) -> jax.Array:
     return jax.vjp(lambda w: _conv(x, w), weight)[1](g)[0]
 
 
+def _image_gradient(g: jax.Array, w: jax.Array) -> jax.Array:
+    patch, batch = w.shape[0], g.shape[0]
+    image = jnp.zeros(
+        (batch, patch * g.shape[1], patch * g.shape[2], w.shape[2]), g.dtype
+    )
+
+    def patches(x: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(
+            x, w, (patch, patch), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    return jax.vjp(patches, image)[1](g)[0]
+
+
 @pytest.mark.compile_only
 @pytest.mark.parametrize(
     ("fn", "shapes"),
     [
+        (_image_gradient, [(32, 8, 8, 192), (16, 16, 3, 192)]),
+        (_image_gradient, [(128, 6, 6, 256), (8, 8, 3, 256)]),
         (_conv, [(8, 16, 16, 256), (3, 3, 256, 16)]),
         (_conv, [(8, 64, 64, 128), (3, 3, 128, 32)]),
         (_conv, [(8, 64, 64, 32), (3, 3, 32, 32)]),
@@ -126,7 +155,7 @@ def test_the_compiler_takes_as_long(fn, shapes) -> None:
     program, _ = program_of(fn, *args)
     (op,) = [op for op, _ in program.walk() if op.name == "conv_general_dilated"][-1:]
     assert op.rule is not None
-    padding = whole(op.rule, target.device.systolic_array)
+    padding = whole(op.rule, target.device.systolic_array, op.traits.exchanged_taps)
     arithmetic_s = op.flops / target.peak_flops_per_s("bfloat16")
     arithmetic_s /= target.device.matmul_efficiency
     sharding = NamedSharding(mesh, PartitionSpec())

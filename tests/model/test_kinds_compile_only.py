@@ -114,6 +114,19 @@ def test_channels_below_the_lanes_take_what_is_predicted(name: str) -> None:
     _hold(fn, (image, BF16), (kernel, BF16), hardware="v5e:4x4")
 
 
+PATCHES = {
+    "of 16": ((256, 64, 64, 3), (16, 16, 3, 256)),
+    "of 8": ((256, 48, 48, 3), (8, 8, 3, 512)),
+}
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_gradients_of_few_patches_take_what_is_predicted(name: str) -> None:
+    image, kernel = PATCHES[name]
+    fn = _gradients(_conv(kernel[0]))
+    _hold(fn, (image, BF16), (kernel, BF16), hardware="v5e:4x4")
+
+
 def _clipped(p: Any, g: Any) -> Any:
     norm = jnp.sqrt(jnp.sum(g * g))
     return p - 0.1 * lax.cond(norm > 1, lambda g: g / norm, lambda g: g, g)

@@ -114,12 +114,14 @@ class _CudnnCall(NamedTuple):
       zeros: products that it multiplies over those that count, unless it is called as
         the gradient of a convolution by its input.
       input_dilation: positions that each element of the input takes.
+      all_taps: products of all positions and taps over those that count.
     """
 
     is_kernel_gradient: bool
     is_exchanged: bool
     zeros: float
     input_dilation: int
+    all_taps: float
 
     def channels(self, rule: Rule) -> tuple[int | None, ...]:
         """Return `Traits.channels`. Of the gradient by the kernel JAX takes the
@@ -155,12 +157,12 @@ def _call_of(
     is_gradient = all(
         w.stride == w.input_dilation == 1 and w.pad_low >= 0 for w in windows
     ) and (batch_groups > 1 or all(w.kernel > w.output for w in windows))
-    zeros = 1.0
+    zeros, taps = 1.0, max(math.prod(w.taps() for w in windows), 1)
     if not is_gradient and not all(w.is_canonical for w in windows):
-        taps = math.prod(w.taps() for w in windows)
-        zeros = math.prod(w.dense_taps() for w in windows) / max(taps, 1)
+        zeros = math.prod(w.dense_taps() for w in windows) / taps
     dilation = math.prod(w.input_dilation for w in windows)
-    return _CudnnCall(is_gradient, is_exchanged, zeros, dilation)
+    all_taps = math.prod(w.output * w.kernel for w in windows) / taps
+    return _CudnnCall(is_gradient, is_exchanged, zeros, dilation, all_taps)
 
 
 def _label(params: Mapping[str, Any]) -> str:
@@ -240,6 +242,7 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
         input_dilation=call.input_dilation,
         pads_unevenly=any(max(a, 0) != max(b, 0) for a, b in ctx.params["padding"]),
         zero_taps=call.zeros,
+        exchanged_taps=call.all_taps if call.is_exchanged else 0.0,
         channels=call.channels(rule),
         is_kernel_gradient=call.is_kernel_gradient,
     )

@@ -244,7 +244,7 @@ def line_times(
         if node.is_matmul:  # At the matrix unit's rate, including padding.
             assert node.op.rule is not None
             strategy = options.strategies[label]
-            paddings = model.builder.array_paddings(node.op.rule, (strategy,))
+            paddings = model.builder.array_paddings(node.op, (strategy,))
             dtype = model.graph.program.values[node.op.operands[0]].dtype
             target = model.builder.target
             rate = target.peak_flops_per_s(dtype) * target.device.matmul_efficiency
