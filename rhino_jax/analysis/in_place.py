@@ -5,6 +5,9 @@ where nothing reads that array later, and where the program may write there: the
 of another op, a donated argument, what a loop carries. It then moves its updates alone.
 Elsewhere the compilers copy the array first. Of several updates of one array, the last
 is in place.
+A branch that returns an argument as it is copies it, and the others copy it before they
+update it. Where the argument is donated for the result, XLA:GPU copies that once more,
+back into its buffer.
 Source: openxla/xla, xla/service/copy_insertion.cc; seen in HLO of h100 and v5e, jax
 0.10.2: writes to a KV cache in a scan, rows added to a donated table.
 """
@@ -55,7 +58,7 @@ def update_in_place(
         if (at := node.op.traits.updates) is None:
             continue
         for edge in [e for e in graph.incoming[node.id] if e.operand == 0]:
-            sources, result = _sources(graph, edge), node.ports[0].id
+            sources, result = sources_of(graph, edge), node.ports[0].id
             held = sources[-1]
             # Buffers of a loop's results and of a branch's belong to other ports.
             is_own = (
@@ -72,7 +75,7 @@ def update_in_place(
     return found
 
 
-def _sources(graph: Graph, edge: Edge) -> list[Port]:
+def sources_of(graph: Graph, edge: Edge) -> list[Port]:
     """Return the ports of the shared copies through which an edge reads, and of the
     value."""
     found = [edge.source]
@@ -121,8 +124,22 @@ def is_copied_at_start(graph: Graph, carry: Node) -> bool:
     return any(
         not is_writable(graph, port)
         for edge in edges
-        for port in _sources(graph, edge)[-1:]
+        for port in sources_of(graph, edge)[-1:]
     )
+
+
+def is_into_zeros(graph: Graph, update: Node) -> bool:
+    """Whether the array that an update writes into is computed for it, as zeros."""
+    makers = [e.source.node for e in graph.incoming[update.id] if not e.operand]
+    return any(graph.nodes[n].is_fusible for n in makers)
+
+
+def returns_to_buffer(graph: Graph, node: Node) -> bool:
+    """Whether a result of branches, one of which returns a donated argument as it is,
+    replaces this argument."""
+    replaced = {edge.target for edge in graph.outgoing[node.id]}
+    returned = {edge.source for edge in graph.incoming[node.id]}
+    return any(p.node in replaced and is_writable(graph, p) for p in returned)
 
 
 def is_writable(graph: Graph, port: Port) -> bool:

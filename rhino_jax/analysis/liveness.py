@@ -14,6 +14,7 @@ from rhino_jax.analysis.in_place import (
     InPlace,
     enters_loop,
     is_writable,
+    returns_to_buffer,
     update_in_place,
 )
 from rhino_jax.analysis.kernels import Kernels, find_kernels
@@ -59,7 +60,7 @@ class Liveness:
         those that stay live from one product to another.
       stack_passes: id of a slice, stack or carry node of a loop → how often the whole
         stack, or the carry in every trip, is read or written in addition to what the
-        ops of the body read and write.
+        ops of the body read and write; and of results of branches.
       first, last: [ports], when the value is live, both included.
       copy_last: [edges], until when a resharded copy of the value is live, from its
         read on.
@@ -132,7 +133,9 @@ def analyse(graph: Graph, fusing: Fusing, most_shards: int = MAX_SHARDS) -> Live
         find_hoisted(graph) if fusing.hoists_conversions else (),
         masked,
         stay,
-        _stack_passes(graph, found, fusing) | _carry_passes(graph, found.ports),
+        _stack_passes(graph, found, fusing)
+        | _carry_passes(graph, found.ports)
+        | _branch_passes(graph, fusing),
         [_start(graph, port) for port in graph.ports],
         [_end(graph, port, read[port.id]) for port in graph.ports],
         _copies_until(graph, read, in_place),
@@ -267,6 +270,12 @@ def _stack_passes(
         elif len(graph.readers[edge.source.id]) > 1 and not is_in_place:
             found[edge.target] = 2
     return found
+
+
+def _branch_passes(graph: Graph, fusing: Fusing) -> dict[int, int]:
+    """Return `Liveness.stack_passes` of results of branches that are copied back."""
+    joins = [n for n in graph.nodes if fusing.copies_stacks and n.kind is NodeKind.JOIN]
+    return {node.id: 2 for node in joins if returns_to_buffer(graph, node)}
 
 
 def _carry_passes(graph: Graph, materialised: list[bool]) -> dict[int, int]:

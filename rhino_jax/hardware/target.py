@@ -116,7 +116,8 @@ class Device:
         scores then use no memory.
       copies_stacks: whether the compiler fills the stack that a loop writes with zeros
         first, and writes it in a kernel of its own per trip, which reads the value or
-        what it is computed from; and copies a slice of a stack that a matmul reads.
+        what it is computed from; and copies a slice of a stack that a matmul reads, and
+        results of branches back into donated arguments (see `analysis.in_place`).
       fuses_rotations: whether the compiler computes rotations in the fusions of their
         readers, instead of storing them.
       fuses_by_bytes: whether the compiler fuses by the bytes that this saves: look-ups

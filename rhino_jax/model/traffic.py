@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node
-from rhino_jax.analysis.in_place import InPlace
+from rhino_jax.analysis.in_place import InPlace, is_into_zeros
 from rhino_jax.analysis.liveness import Liveness
 from rhino_jax.analysis.on_chip import is_kept
 from rhino_jax.hardware.target import Target
@@ -108,8 +108,7 @@ class KernelTraffic:
         changed = np.minimum(part, whole) * is_scatter
         less = part - whole - is_read * (whole - changed)
         copied = part + changed if is_read else np.maximum(part - whole, 0.0)
-        makers = [e.source.node for e in self.graph.incoming[node.id] if not e.operand]
-        if is_read and any(self.graph.nodes[n].is_fusible for n in makers):
+        if is_read and is_into_zeros(self.graph, node):
             return less  # zeros that another kernel wrote
         return copied if update is None else np.where(is_partial, copied, less)
 

@@ -97,3 +97,26 @@ def test_a_loop_copies_what_it_may_not_write(donate: tuple[int, ...]) -> None:
     (carry,) = [n for n in graph.nodes if n.kind is NodeKind.CARRY]
     copied = 0 if donate else 2 * program.values[carry.value].bytes
     assert passed_bytes(graph, liveness, carry) == copied
+
+
+@pytest.mark.parametrize("donate", [(), (0,)])
+def test_a_result_of_branches_is_copied_to_the_donated_buffer(
+    donate: tuple[int, ...],
+) -> None:
+    def update(table: Any, rows: Any) -> Any:
+        return jax.lax.dynamic_update_slice(table, rows, (3, 0))
+
+    def passed(other: Any, hardware: str = "h100:8") -> int:
+        def fn(table: Any, rows: Any, flag: Any) -> Any:
+            return jax.lax.cond(flag, update, other, table, rows)
+
+        flag = jax.ShapeDtypeStruct((), jnp.bool_)
+        program = trace(fn, (TABLE, ROWS, flag), {}, donate_argnums=donate).program
+        analysis = ProgramAnalysis.of(program, load_target(hardware))
+        (join,) = [n for n in analysis.graph.nodes if n.kind is NodeKind.JOIN]
+        return passed_bytes(analysis.graph, analysis.liveness, join)
+
+    table_bytes = 4096 * 8 * 4
+    assert passed(lambda table, rows: table) == (2 * table_bytes if donate else 0)
+    assert passed(lambda table, rows: 2 * table) == 0
+    assert passed(lambda table, rows: table, "v5e:2x4") == 0

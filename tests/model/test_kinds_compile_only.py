@@ -140,6 +140,20 @@ def test_a_clip_behind_a_norm_takes_what_is_predicted(hardware: str) -> None:
     _hold(_clipped, *arrays, hardware=hardware, peak_at_most=most)
 
 
+def _updated_sometimes(cache: Any, new: Any, at: Any, flag: Any) -> Any:
+    def update(cache: Any) -> Any:
+        return lax.dynamic_update_slice(cache, new, (0, at, 0, 0))
+
+    return lax.cond(flag, update, lambda cache: cache, cache)
+
+
+@pytest.mark.parametrize("donate", [(), (0,)])
+def test_updates_in_branches_take_what_is_predicted(donate: tuple[int, ...]) -> None:
+    new, scalar = ((128, 128, 8, 128), BF16), ((), jnp.int32)
+    arrays = CACHE[0], new, scalar, ((), jnp.bool_)
+    _hold(_updated_sometimes, *arrays, donate=donate, at_most=1.1)
+
+
 def _decode(cache: Any, new: Any, at: Any) -> Any:
     def one(cache: Any, x: Any) -> Any:
         return lax.dynamic_update_slice(cache, x[0], (0, x[1], 0, 0)), None
