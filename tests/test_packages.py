@@ -56,7 +56,7 @@ CODE_TOKENS = {
     "frontend": 69_800,
     "hardware": 13_400,
     "ir": 12_300,
-    "model": 23_400,
+    "model": 24_100,
     "models": 17_800,
     "passes": 96_700,
     "pipeline": 27_900,

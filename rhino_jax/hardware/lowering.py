@@ -127,6 +127,11 @@ class Observed:
       window_share: share of on-chip memory that is left to the windows of kernels'
         operands: values of 64 + 32 MiB beside small ones do not share the 128 MiB of a
         v6e, 64 + 8 do (libtpu 0.0.52).
+      most_padded: sizes of a table of narrow rows that XLA:TPU copies to padded rows in
+        HBM, to look up there: of 1,000,000 rows, those of 60 to 127 elements, not those
+        of 56 and less (v5e, libtpu 0.0.52).
+      turned_items: elements that such a copy reads and writes in a cycle: 77 on v5e, of
+        64 and of 100 elements in float32 and bfloat16; 102 on v6e.
       real_products: real products of a complex one, of compilers that split complex
         arrays (XLA:TPU, libtpu 0.0.52).
     """
@@ -144,6 +149,8 @@ class Observed:
     stencils: float = 1.0
     most_positions: int = 64
     window_share: float = 0.25
+    most_padded: float = 2.0
+    turned_items: int = 77
     real_products: int = 3
 
 

@@ -10,7 +10,11 @@ trip of a scatter reads whole tiles for its own, and writes them before it sums 
 A scatter of rows that are narrower than the lanes works on a copy of its operand with
 padded rows, and copies the result back. Updates that are so narrow, if only by
 sharding, are copied to padded rows, in fast memory where these fit, unless there are
-fewer of them than rows in a table that they are written into.
+fewer of them than rows in a table that they are written into; so is the table, if only
+sharding makes it narrow and it does not fit there. A table of such rows
+that enters the program is stored with the rows on the lanes; a look-up outside of loops
+reads a copy with padded rows, unless that is large and mostly padding: then it is taken
+to read a whole tile for every eight elements (XLA estimates no time).
 
 A convolution of an image with fewer channels than a tile has rows (a stem, a patch
 embedding), and its gradient by the kernel, read a copy with the batch on the lanes and
@@ -36,19 +40,21 @@ Seen in HLO of v5e:4x4 and v5e:2x2, libtpu 0.0.52.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from rhino_jax.analysis.dim_classes import window_dims
 from rhino_jax.analysis.graph import Node, NodeKind
+from rhino_jax.analysis.in_place import is_into_zeros, sources_of
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.cost.compute import op_s, padding
 from rhino_jax.hardware.lowering import OBSERVED
+from rhino_jax.hardware.target import Target
 from rhino_jax.ir.factor import FactorKind, Rule
-from rhino_jax.ir.program import Op, item_bytes
-from rhino_jax.ir.spec import shards_per_dim
+from rhino_jax.ir.program import Op, Value, item_bytes
+from rhino_jax.ir.spec import Spec, shards_per_dim
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.op_collectives import splits
 from rhino_jax.model.options import Options
@@ -82,6 +88,7 @@ def with_loops_and_parts(
         return changed
     values, found = analysis.graph.program.values, dict[tuple[object, ...], Options]()
     repeats = _find_repeats(analysis)
+    turned = _find_turned(analysis) if device.loops_windows else set()
     state = {o.state_of for o in analysis.graph.program.outputs}
     for node in analysis.graph.nodes:
         is_complex = splits(values[node.value], device.lowering)
@@ -93,11 +100,15 @@ def with_loops_and_parts(
         own, is_state = options[node.id], node.slot in state
         # Inputs and outputs of other types share options.
         size = analysis.alike.types[node.value], analysis.alike.lanes[node.value]
-        key = id(own), node.kind, is_complex, is_state, node.id in repeats, off, *size
+        fills = is_window and is_into_zeros(analysis.graph, node)
+        adds = node.id in repeats, node.id in turned, fills
+        key = id(own), node.kind, is_complex, is_state, off, *size, *adds
         if key not in found:
             new = own
             if is_window:
                 new = _added(new, _indexed_s(analysis, sizes, node, own, is_complex))
+            if node.id in turned:
+                new = _added(new, _turned_s(analysis, sizes, node, own))
             if is_image:
                 new = _added(new, _image_s(analysis, sizes, node, own))
             if off:
@@ -247,24 +258,86 @@ def _indexed_s(
             op.rule, own, sizes, is_whole=is_complex and len(op.operands) > 2
         )
         return trips * _trip_s(analysis, op, 2 if is_complex else 1)  # real, imaginary
-    table, columns = values[op.operands[0]], op.rule.operands[0][-1]
-    row_values = values[op.operands[-1]]
-    is_row = any(op.rule.factors[f].kind is FactorKind.PARALLEL for f in columns)
-    if op.traits.kind is not OpKind.SCATTER or not is_row:
+    table, row_values = values[op.operands[0]], values[op.operands[-1]]
+    if op.traits.kind is not OpKind.SCATTER or not _takes_rows(op):
         return np.zeros(len(own.cost_s))
-    device, lanes = analysis.target.device, analysis.target.device.tile[-1]
-    cut = [shards_per_dim(s.made[0], sizes.mesh_sizes)[-1] for s in own.strategies]
-    width = table.shape[-1] / np.array(cut)
+    lanes = analysis.target.device.tile[-1]
+    width = _widths(sizes, table, (s.made[0] for s in own.strategies))
     held, rows = sizes.held_bytes(own.outs[0], table), 0.0 * width
     if node.id not in analysis.liveness.in_place or table.bytes <= row_values.bytes:
         rows = sizes.held_bytes(own.ins[2], row_values)
-    room = device.on_chip_bytes * (1 - OBSERVED.window_share)
-    padded = rows * lanes / width
-    traffic = rows + np.where(padded > room, padded, rows)
-    if table.shape[-1] < lanes:
-        traffic = traffic + 2 * (1 + lanes / width) * held
-    traffic = np.where((1 < width) & (width < lanes), traffic, 0.0)
-    return op_s(analysis.target, 0.0 * traffic, traffic, "float32")
+    copied = 2 * (1 + lanes / width) * held * (table.shape[-1] < lanes)
+    far, near = 0.0 * width, 0.0 * width
+    passes = 1 if is_into_zeros(analysis.graph, node) else 2
+    for size, count, in_fast_memory in (rows, 1, 2 * rows), (held, passes, copied):
+        padded = size * lanes / width
+        is_far = padded > _room(analysis)
+        far += np.where(is_far, count * (size + padded), 0.0)
+        near += np.where(is_far, 0.0, in_fast_memory)
+    is_narrow = (1 < width) & (width < lanes)
+    seconds = op_s(analysis.target, 0.0 * near, near, "float32")
+    return is_narrow * (seconds + _turning_s(analysis.target, far, table.dtype))
+
+
+def _turning_s(target: Target, traffic: np.ndarray, dtype: str) -> np.ndarray:
+    """Return [options], the seconds of copies in memory to rows from lanes, or back."""
+    items_per_s = OBSERVED.turned_items * (target.device.clock_hz or math.inf)
+    turned_s = traffic / item_bytes(dtype) / items_per_s
+    return np.maximum(op_s(target, 0.0 * traffic, traffic, "float32"), turned_s)
+
+
+def _find_turned(analysis: ProgramAnalysis) -> set[int]:
+    """Return the ids of the first look-ups of rows of every input, outside of loops."""
+    graph, found = analysis.graph, dict[int, int]()
+    for node in filter(_indexes, graph.run_order):
+        op = node.op
+        if op is None or op.traits.kind is not OpKind.LOOKUP or not _takes_rows(op):
+            continue
+        (edge,) = (e for e in graph.incoming[node.id] if not e.operand)
+        maker = graph.nodes[sources_of(graph, edge)[-1].node]
+        if maker.kind is NodeKind.INPUT and maker.count == node.count:
+            found.setdefault(maker.id, node.id)
+    return set(found.values())
+
+
+def _takes_rows(op: Op) -> bool:
+    """Whether a gather or a scatter takes whole rows of its table."""
+    assert op.rule is not None
+    kinds = [op.rule.factors[f].kind for f in op.rule.operands[0][-1]]
+    return FactorKind.PARALLEL in kinds
+
+
+def _widths(sizes: LocalSizes, table: Value, specs: Iterable[Spec]) -> np.ndarray:
+    """Return [specs], the elements of a row on one device."""
+    return table.shape[-1] / np.array(
+        [shards_per_dim(spec, sizes.mesh_sizes)[-1] for spec in specs]
+    )
+
+
+def _room(analysis: ProgramAnalysis) -> float:
+    """Return the bytes of fast memory that copies may take."""
+    return analysis.target.device.on_chip_bytes * (1 - OBSERVED.window_share)
+
+
+def _turned_s(
+    analysis: ProgramAnalysis, sizes: LocalSizes, node: Node, own: Options
+) -> np.ndarray:
+    """Return [options], the seconds of copying a narrow table to padded rows, or of
+    reading a whole tile for every eight elements of a row."""
+    values, (rows, lanes) = analysis.graph.program.values, analysis.target.device.tile
+    assert node.op is not None
+    table, found = (values[v] for v in (node.op.operands[0], node.op.results[0]))
+    width = _widths(sizes, table, (s.operands[0] for s in own.strategies))
+    paddings = lanes / (width * padding(width, rows))
+    held = sizes.held_bytes(own.ins[0], table)
+    is_narrow = (1 < width) & (width < lanes)
+    is_copied = paddings * held <= _room(analysis)
+    is_copied |= paddings <= OBSERVED.most_padded
+    copied = np.where(is_narrow & is_copied, (1 + paddings) * held, 0.0)
+    taken = lanes * padding(width, rows) * found.bytes * sizes.shares(own.outs[0])
+    tiles = np.where(is_narrow & ~is_copied, taken, 0.0)
+    seconds = op_s(analysis.target, 0.0 * tiles, tiles, "float32")
+    return seconds + _turning_s(analysis.target, copied, table.dtype)
 
 
 def _trips(

@@ -111,15 +111,39 @@ def test_a_narrow_table_is_copied_to_padded_rows() -> None:
     assert most(128) == pytest.approx(LAUNCH_S, rel=0.01)  # of the indices
 
 
-def test_updates_are_copied_to_padded_rows() -> None:
-    def segments(x: Any, s: Any) -> Any:
-        return jax.ops.segment_sum(x, s, 4096)
+def test_rows_of_a_narrow_table_are_looked_up_in_a_copy() -> None:
+    at, clock_hz = array(512, dtype=jnp.int32), TARGET.device.clock_hz
+    assert clock_hz is not None
 
-    x, s = array(2**18, 128), array(2**18, dtype=jnp.int32)
+    def most(fn: Any, columns: int) -> float:
+        more = added(fn, array(2**20, columns), at)
+        return max([s for is_cut, s in more if not is_cut], default=0.0)
+
+    copied_s = (128 + 64) * 2**20 / 77 / clock_hz
+    twice = lambda x, at: (x[at], x[at + 1])  # noqa: E731
+    for fn in (lambda x, at: x[at], twice):
+        assert most(fn, 64) == pytest.approx(copied_s)
+        assert most(fn, 128) == 0.0
+    # Of 32 there would be too much padding: each row is four tiles.
     rate = TARGET.device.hbm_bytes_per_s * TARGET.device.memory_efficiency
-    # Columns over eight devices: 16 of 128 lanes each, which do not fit on the chip.
-    more = max(s for is_cut, s in added(segments, x, s) if is_cut)
-    assert more == pytest.approx(2**18 * (16 + 128) * 4 / rate, rel=0.01)
+    assert most(lambda x, at: x[at], 32) == pytest.approx(512 * 4 * 4096 / rate)
+    # A table that the program computes is written with padded rows.
+    assert most(lambda x, at: jnp.sort(x, axis=0)[at], 64) == 0.0
+
+
+def test_rows_that_sharding_makes_narrow_are_copied_to_padded_rows() -> None:
+    def segments(rows: int) -> float:
+        fn = lambda x, s: jax.ops.segment_sum(x, s, rows)  # noqa: E731
+        x, s = array(2**18, 128), array(2**18, dtype=jnp.int32)
+        return max(s for is_cut, s in added(fn, x, s) if is_cut)
+
+    # Columns over eight devices: 16 of 128 lanes each, which do not fit on the chip; of
+    # 2**18 rows of the result not either.
+    assert TARGET.device.clock_hz is not None
+    items_per_s = 77 * TARGET.device.clock_hz
+    one, two = segments(4096), segments(2**18)
+    assert one == pytest.approx(2**18 * (16 + 128) / items_per_s, rel=0.01)
+    assert two == pytest.approx(2 * one, rel=0.01)
 
 
 def test_complex_arrays_are_taken_apart_and_joined() -> None:
