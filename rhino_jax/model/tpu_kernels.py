@@ -14,7 +14,7 @@ fewer of them than rows in a table that they are written into; so is the table, 
 sharding makes it narrow and it does not fit there. A table of such rows
 that enters the program is stored with the rows on the lanes; a look-up outside of loops
 reads a copy with padded rows, unless that is large and mostly padding: then it is taken
-to read a whole tile for every eight elements (XLA estimates no time).
+to read a whole tile for every eight elements, each tile once (XLA estimates no time).
 
 A convolution of an image with fewer channels than a tile has rows (a stem, a patch
 embedding), and its gradient by the kernel, read a copy with the batch on the lanes and
@@ -335,7 +335,7 @@ def _turned_s(
     is_copied |= paddings <= OBSERVED.most_padded
     copied = np.where(is_narrow & is_copied, (1 + paddings) * held, 0.0)
     taken = lanes * padding(width, rows) * found.bytes * sizes.shares(own.outs[0])
-    tiles = np.where(is_narrow & ~is_copied, taken, 0.0)
+    tiles = np.where(is_narrow & ~is_copied, np.minimum(taken, held), 0.0)
     seconds = op_s(analysis.target, 0.0 * tiles, tiles, "float32")
     return seconds + _turning_s(analysis.target, copied, table.dtype)
 

@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino_jax.ir.traits import OWN_KERNEL, Library
 from rhino_jax.verify.hlo.fused_attention import FUSED_ATTENTION, fused_attention_flops
 from rhino_jax.verify.hlo.grouped import TRITON, grouped_flops
 from rhino_jax.verify.hlo.module import (
@@ -155,39 +154,6 @@ def _stated(
     return Arithmetic(int(stated), largest.element if largest else "f32")
 
 
-# Targets of XLA:GPU's calls of cuSOLVER and CUB, and the primitive or algorithm.
-_FACTORS = {
-    "potrf": 1 / 3, "getrf": 2 / 3, "geqrf": 4 / 3, "orgqr": 4 / 3, "ungqr": 4 / 3,
-    "sytrd": 4 / 3, "syevd": 9.0, "gesvd": 21.0,
-}  # fmt: skip
-_SORTS = ("cub_sort", "TopK")
-
-
-def library_of(instruction: Instruction) -> Library:
-    """Return the algorithm of a device library that an instruction calls."""
-    target = custom_call_target(instruction)
-    if instruction.opcode == "fft":
-        dims = instruction.find(_FFT_LENGTH).count(",") + 1
-        # The inverse real transform destroys its operand: XLA copies it first.
-        return Library("fourier", dims + (instruction.attribute("fft_type") == "IRFFT"))
-    if instruction.opcode == "sort" or any(name in target for name in _SORTS):
-        return Library("sorting", arrays_of(instruction.type)[0].item_bytes)
-    if "triangularSolve" in target or any(name in target for name in _FACTORS):
-        return Library("factoring")
-    return OWN_KERNEL
-
-
-def factor_flops(computation: Computation, instruction: Instruction) -> float:
-    """Return the operations of a factorisation, or of a triangular solve."""
-    operands = [computation.instructions[x] for x in instruction.operands]
-    *batch, rows, columns = arrays_of(operands[0].type)[0].dims
-    if len(operands) > 1 and "triangular" in custom_call_target(instruction):
-        return float(columns * arrays_of(operands[1].type)[0].size)
-    share = next(n for x, n in _FACTORS.items() if x in custom_call_target(instruction))
-    return share * math.prod(batch) * rows * columns * min(rows, columns)
-
-
-_FFT_LENGTH = re.compile(r"\bfft_length=\{([\d,]*)\}")
 _LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
 _GROUPS = re.compile(r"\b(feature|batch)_group_count=(\d+)")
@@ -356,7 +322,8 @@ class MemoryTraffic:
         of = arrays_of(computation.instructions[name].type)
         size = sum(a.size for a in of)
         if user.opcode in _TAKES and operand == 0 and size:
-            return min(1.0, arrays_of(user.type)[0].size / size)
+            more = _tile_share(computation.instructions[name], user)
+            return min(1.0, more * arrays_of(user.type)[0].size / size)
         if user.opcode == "dynamic-update-slice" and operand == 0:
             return 0.0
         if user.opcode == "scatter" and operand < _scattered(user):
@@ -467,6 +434,23 @@ def _is_in_place(computation: Computation, update: Instruction) -> bool:
 
 def _comes_from_parameter(computation: Computation, update: Instruction) -> bool:
     return _behind(computation, update.operands[0]).opcode == "parameter"
+
+
+_TILED = re.compile(r"\{(\d+),(\d+)[\d,]*:T\((\d+),(\d+)\)")
+_SLICES = re.compile(r"\bslice_sizes=\{([\d,]*)\}")
+
+
+def _tile_share(table: Instruction, user: Instruction) -> float:
+    """Return the elements that a look-up reads over those that it takes: whole tiles,
+    where a TPU stores the rows that it looks up on the lanes."""
+    tiled = _TILED.search(table.type)
+    if user.opcode != "gather" or tiled is None:
+        return 1.0
+    minor, second, rows, lanes = map(int, tiled.groups())
+    taken = _numbers(_SLICES, user)
+    if taken[minor] > 1:
+        return 1.0
+    return lanes * -(-taken[second] // rows) * rows / taken[second]
 
 
 def _updates_new(

@@ -37,9 +37,8 @@ from rhino_jax.verify.hlo.instruction_cost import (
     channels_of,
     custom_call_target,
     dtype_name,
-    factor_flops,
-    library_of,
 )
+from rhino_jax.verify.hlo.libraries import factor_flops, library_of
 from rhino_jax.verify.hlo.loops import control_flow
 from rhino_jax.verify.hlo.module import (
     Computation,

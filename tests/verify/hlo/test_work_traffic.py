@@ -152,6 +152,25 @@ def test_a_gather_reads_rows_and_a_scatter_updates_them() -> None:
     assert scattered == 3 * 5 * ROW_BYTES + 5 * INDEX_BYTES
 
 
+@pytest.mark.parametrize(
+    ("layout", "read"),
+    [
+        ("{1,0:T(8,128)}", 5 * ROW_BYTES),
+        # On the lanes: each row of 32 is in four tiles.
+        ("{0,1:T(8,128)}", 5 * 4 * 4096),
+    ],
+)
+def test_a_look_up_of_rows_on_lanes_reads_their_tiles(layout: str, read: int) -> None:
+    rows = "f32[5,32]{1,0}"
+    found = _bytes(
+        f"  ROOT %g = {rows} gather(%p0, %p1), offset_dims={{1}}, slice_sizes={{1,32}}",
+        f"f32[4096,32]{layout}",
+        "s32[5,1]{1,0}",
+        result=rows,
+    )
+    assert found == read + 5 * ROW_BYTES + 5 * INDEX_BYTES
+
+
 NESTED = f"""HloModule m, is_scheduled=true
 %zeros (q: f32[]) -> {BIG} {{
   %q = f32[] parameter(0)
