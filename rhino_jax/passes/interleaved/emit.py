@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jax import lax
+
 from rhino_jax._compat import (
     bind_eqn,
     is_literal,
@@ -19,6 +21,7 @@ from rhino_jax.frontend.regions import (
     with_jaxprs,
 )
 from rhino_jax.ir.program import Op, Program, Region
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.ir.transform import (
     BLOCKS,
     JOINED,
@@ -132,6 +135,9 @@ def _interleaved(closed: Any, ops: DimOrders, marks: Marks, stored: Stored) -> A
         def run(op: Op, eqn: Any, operands: Sequence[Any]) -> list[Any]:
             """Run one equation: on interleaved dims where it can, else in logical
             order."""
+            is_iota = op.traits.kind is OpKind.GENERATOR and "dimension" in eqn.params
+            if is_iota and (orders := dims(*op.results)):
+                return [_positions(eqn, orders)]
             reads, makes = handled(ops, op, marks)
             given = map(entered, eqn.invars, op.operands, operands)
             arrays = []
@@ -179,6 +185,16 @@ def _interleaved(closed: Any, ops: DimOrders, marks: Marks, stored: Stored) -> A
         ]
 
     return without_dead_code(retraced(closed, run))
+
+
+def _positions(eqn: Any, orders: Dims) -> Any:
+    """Return an iota in interleaved order. Its positions alone are reordered: of the
+    whole array, the compilers would compute and transpose every shard on all devices.
+    """
+    shape, dim = eqn.params["shape"], eqn.params["dimension"]
+    line = lax.iota(eqn.params["dtype"], shape[dim])
+    line = all_stored(line, [(0, order) for d, order in orders if d == dim])
+    return lax.broadcast_in_dim(line, shape, (dim,))
 
 
 def _taken(x: Any, have: Dims | tuple[()], want: Dims | tuple[()]) -> Any:
