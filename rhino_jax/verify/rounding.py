@@ -65,10 +65,9 @@ def _nudged(x: Any, seed: Any = 0) -> Any:
     dtype = getattr(x, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
         return x
-    part = jnp.real(x)
-    bits = lax.bitcast_convert_type(part, f"uint{8 * part.dtype.itemsize}")
+    bits = lax.bitcast_convert_type(jnp.real(x).astype(jnp.float32), jnp.uint32)
     # A finalizer of hashes: xorshift and multiplication.
-    at = (bits.astype(jnp.uint32) ^ jnp.uint32(seed)) * jnp.uint32(0x9E3779B9)
+    at = (bits ^ jnp.uint32(seed)) * jnp.uint32(0x9E3779B9)
     at = (at ^ (at >> 15)) * jnp.uint32(0x85EBCA6B)
     sign = jnp.where((at ^ (at >> 13)) & 1, 1.0, -1.0)
     other = x * (1 + jnp.finfo(dtype).eps * sign).astype(dtype)

@@ -282,8 +282,8 @@ def test_a_right_program_of_16_bits_is_right_and_a_wrong_one_is_not() -> None:
 
 
 def test_adapters_in_float32_of_a_frozen_model_of_16_and_8_bits_agree() -> None:
-    """The compiler rounds one device's program to 16 bits wherever it is told to, and
-    gradients in float32 differ all the same: by the order of sums in 16 bits."""
+    """Gradients in float32 differ from one device's by the order of sums in 16 bits,
+    which no option of the compiler changes there."""
 
     def step(lora: Any, base: Any, x: Any) -> Any:
         @jax.checkpoint
