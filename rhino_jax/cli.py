@@ -74,8 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="show versions")
     commands = parser.add_subparsers(
         required=True,
-        metavar="{demo,plan,explore,verify,audit,why,sweep,show,diff,bench,fit,measure,"
-        "solve}",
+        metavar="{demo,plan,explore,verify,audit,why,sweep,show,diff,bench,probe,fit,"
+        "measure,solve}",
     )
     _add_demo(commands)
     add_plan(commands)

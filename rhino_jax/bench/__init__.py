@@ -6,6 +6,6 @@ Order: `methods`, `checks` and `suite` (what to run), `planning` (a row's plans)
 `child` and `process` (separate processes; compiled and cached programs),
 `run` (cells one after the other), `records` and `versions` (results, and what they
 depend on), `progress`; `rows` (suites that are timed instead), `tables`
-(reports), `measure` and `fit` (rates of hardware), `command`; `holdout` and
-`newcomers` (models).
+(reports), `measure` and `fit` (rates of hardware), `command`; `probe` (small programs
+of every family of ops); `holdout` and `newcomers` (models).
 """

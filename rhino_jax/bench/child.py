@@ -123,7 +123,7 @@ class Compiler:
 
     def _compile(self, plan: PlanData) -> PlanProgram:
         place = place_of(plan, self.target, "`bench`")
-        compiled = compile_plan(self.traced, plan, place, self.target, self.programs)
+        compiled = compile_plan(self.traced, plan, place, self.programs)
         if compiled.is_cached:
             self.cached_s += compiled.compilation.seconds
         return compiled

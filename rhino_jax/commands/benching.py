@@ -1,4 +1,4 @@
-"""The commands `bench`, `fit` and `measure`: measurements of programs and devices."""
+"""The commands `bench`, `probe`, `fit` and `measure`, of programs and devices."""
 
 from __future__ import annotations
 
@@ -61,6 +61,27 @@ def add_bench(commands: Any) -> None:
     )
     bench.set_defaults(run=_run_bench)
 
+    probe = commands.add_parser(
+        "probe",
+        help="compile small programs of all ops, and compare with predictions",
+        description="Plan and compile small programs of every family of ops for"
+        " hardware that need not be present, and list those whose step time is worst"
+        " predicted. Compiled programs are kept for the next run.",
+    )
+    probe.add_argument("hardware", metavar="v5e:4x4", help="with its topology")
+    probe.add_argument(
+        "--only", metavar="GLOB", default="", help="FAMILY/PROGRAM/VARIATION"
+    )
+    probe.add_argument(
+        "--count", type=positive_int, metavar="N", help="of programs; default: all"
+    )
+    probe.add_argument("--worst", type=positive_int, metavar="N", default=30)
+    probe.add_argument("--out", metavar="FOLDER", default="rhino_bench")
+    probe.add_argument(
+        "--against", metavar="FILE", help="probe-….json of an earlier run: what changed"
+    )
+    probe.set_defaults(run=_run_probe)
+
     fit = commands.add_parser(
         "fit",
         help="fit a target's efficiencies to a benchmark's compiled programs",
@@ -99,6 +120,13 @@ def _run_bench(args: argparse.Namespace) -> int:
 
     options = {f.name: getattr(args, f.name) for f in fields(Command)}
     return run_command(Command(**options))
+
+
+def _run_probe(args: argparse.Namespace) -> int:
+    from rhino_jax.bench.probe.command import ProbeCommand, run_probe
+
+    options = {f.name: getattr(args, f.name) for f in fields(ProbeCommand)}
+    return run_probe(ProbeCommand(**options))
 
 
 def _run_fit(args: argparse.Namespace) -> None:

@@ -11,13 +11,14 @@ a millisecond; compile time does not depend on their number.
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import os
 import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -120,6 +121,29 @@ def _thread_room() -> int:
     return max(0, min(limits))
 
 
+class Compilations(Protocol):
+    """Compiled programs by hash, as a `dict` holds them."""
+
+    def get(self, program: str, /) -> Compilation | None:
+        """Return a compiled program; None if there is none."""
+
+    def __setitem__(self, program: str, compilation: Compilation, /) -> None: ...
+
+
+class KnownProgram(NamedTuple):
+    """A program that is compiled once.
+
+    Attributes:
+      program: hash of the program before compiling and of its target.
+      compilation: the compiled program, or its out-of-memory error.
+      is_cached: whether it was compiled before.
+    """
+
+    program: str
+    compilation: Compilation
+    is_cached: bool
+
+
 @dataclass(frozen=True, slots=True)
 class CompilePlace:
     """The mesh and the hardware that a program is compiled for.
@@ -139,6 +163,22 @@ class CompilePlace:
     ) -> Compilation:
         """Compile a program that was lowered for the mesh, or for a submesh of it."""
         return compile_lowered(lowered, mesh=mesh or self.mesh, limit=self.limit)
+
+    def compile_once(self, lowered: Lowered, known: Compilations) -> KnownProgram:
+        """Compile a program, unless it was compiled before.
+
+        Args:
+          lowered: the program, lowered for the mesh.
+          known: compiled programs; a new one is added.
+        """
+        # The text names the mesh's axes and their sizes.
+        text = f"{self.target.name}\n{lowered.lowered.as_text()}"
+        program = hashlib.sha256(text.encode()).hexdigest()[:16]
+        cached = known.get(program)
+        if cached is None:
+            known[program] = compilation = self.compile(lowered)
+            return KnownProgram(program, compilation, False)
+        return KnownProgram(program, cached, True)
 
 
 def place_of(plan: PlanData, compile_for: Any, what: str) -> CompilePlace:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import jax
 from jax.sharding import Mesh
@@ -22,7 +20,7 @@ from rhino_jax.runtime.bound import Bound, lower
 from rhino_jax.runtime.sharded import with_trees
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import Compilation, Reading
-from rhino_jax.verify.places import CompilePlace, place_of
+from rhino_jax.verify.places import Compilations, CompilePlace, place_of
 
 
 Judge = Callable[[PlanData], Reading]
@@ -45,7 +43,7 @@ def programs_of(
             plan.mesh.devices.flat[0].device_kind in target.device.kinds
         )
         place = place_of(plan, None if is_there else target, what)
-        return compile_plan(traced, plan, place, target.name, known)
+        return compile_plan(traced, plan, place, known)
 
     return program_of
 
@@ -54,15 +52,6 @@ def judge_of(traced: Traced, what: str, target: Target) -> Judge:
     """Return a judge that compiles plans as `programs_of` does."""
     program_of = programs_of(traced, what, target)
     return lambda plan: program_of(plan).reading
-
-
-class Compilations(Protocol):
-    """Compiled programs by hash, as a `dict` holds them."""
-
-    def get(self, program: str, /) -> Compilation | None:
-        """Return a compiled program; None if there is none."""
-
-    def __setitem__(self, program: str, compilation: Compilation, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +75,6 @@ def compile_plan(
     traced: Traced,
     plan: PlanData,
     place: CompilePlace,
-    target: str,
     known: Compilations,
 ) -> PlanProgram:
     """Compile and read a plan's program, unless it was compiled before.
@@ -95,22 +83,14 @@ def compile_plan(
       traced: the planned function.
       plan: its plan.
       place: mesh and hardware to compile for.
-      target: name of the hardware, a part of the hash.
       known: compiled programs; a new one is added.
     """
     plan = with_trees(plan, traced, place.mesh)
-    lowered = lower(Bound(traced, plan, place.mesh)).lowered
-    # The text names the mesh's axes and their sizes.
-    text = f"{target}\n{lowered.as_text()}"
-    program = hashlib.sha256(text.encode()).hexdigest()[:16]
-    cached = known.get(program)
-    compilation = place.compile(lowered) if cached is None else cached
-    if cached is None:
-        known[program] = compilation
+    found = place.compile_once(lower(Bound(traced, plan, place.mesh)), known)
     reading = read_compiled(
-        compilation, plan.mesh_axes, place.target, while_loops=plan.while_loops
+        found.compilation, plan.mesh_axes, place.target, while_loops=plan.while_loops
     )
-    return PlanProgram(program, compilation, reading, cached is not None)
+    return PlanProgram(found.program, found.compilation, reading, found.is_cached)
 
 
 MARGIN = 0.97

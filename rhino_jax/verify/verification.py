@@ -31,7 +31,7 @@ from rhino_jax.verify.matching.identities import Identity, identities
 from rhino_jax.verify.matching.ledger import Evidence, Ledger, evidence_of, total
 from rhino_jax.verify.matching.matcher import Difference, Matcher
 from rhino_jax.verify.matching.times import TimeDifference, time_differences
-from rhino_jax.verify.places import CompilePlace, place_of
+from rhino_jax.verify.places import Compilations, CompilePlace, place_of
 from rhino_jax.verify.results.verification import Verification
 from rhino_jax.verify.stages import CompiledPlan, compiled_stages
 from rhino_jax.verify.verdict import unexplained_bytes, verdict_of
@@ -47,8 +47,13 @@ def verify(
     static_argnums: Any = None,
     static_argnames: Any = None,
     time_limit_s: float | str | None = None,
+    known: Compilations | None = None,
 ) -> Verification:
-    """Compile `fn` as planned and read it back; see `Plan.verify`."""
+    """Compile `fn` as planned and read it back; see `Plan.verify`.
+
+    Args:
+      known: compiled programs of plans without tasks; a new one is added.
+    """
     what = "`plan.verify`"
     fn, args = unbound(fn, args)
     parameters = planned_parameters(
@@ -66,7 +71,10 @@ def verify(
         return _beside(plan, compiled_stages(bound, place), place)
     lowered = sharded.lower(*args, **kwargs)
     plan = with_lines(plan, lowered.bound.running.program)
-    return verification_of(plan, lowered, place.compile(lowered), place)
+    if known is None:
+        return verification_of(plan, lowered, place.compile(lowered), place)
+    found = place.compile_once(lowered, known)
+    return verification_of(plan, lowered, found.compilation, place)
 
 
 def planned_parameters(

@@ -81,7 +81,7 @@ def device_row(row: BenchRow) -> MeasuredStep:
         )
     mesh = make_mesh(planned.plan.mesh_axes, "`bench`")
     place = place_of(planned.plan, mesh, "`bench`")
-    made = compile_plan(planner.traced, planned.plan, place, row.target, {})
+    made = compile_plan(planner.traced, planned.plan, place, {})
     run = jit_with_plan(
         workload.step, planned.plan, donate_argnums=workload.donate_argnums
     )
