@@ -86,6 +86,10 @@ class UserOptions(TypedDict, total=False):
         by expert are sorted on each device by itself, with its experts first where
         these are sharded, if that is faster. "as written": XLA's products, of all
         tokens sorted together.
+      stacks: "auto": isomorphic chains of matrix products or factorizations on leaves
+        of one shape (Muon's orthogonalization, roots of Shampoo and SOAP) are computed
+        as one batched chain, sharded over the leaves, if that is faster. "as written":
+        each leaf by itself.
       stages: number of submeshes into which devices are divided, each of which runs a
         part of the model, on one micro-batch after another. "auto": the size of the
         mesh axis named `stage`; without a mesh, the fastest number, if slow links or
@@ -141,6 +145,7 @@ class UserOptions(TypedDict, total=False):
     recompute: str
     loops: str
     grouped: str
+    stacks: str
     stages: int | str | Sequence[int]
     schedule: str
     storage: str

@@ -58,7 +58,7 @@ CODE_TOKENS = {
     "ir": 12_300,
     "model": 24_100,
     "models": 17_800,
-    "passes": 96_900,
+    "passes": 101_000,
     "pipeline": 27_900,
     "plan": 19_100,
     "planner": 88_900,

@@ -163,19 +163,18 @@ def _add_variants(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="which values the backward pass recomputes",
     )
-    parser.add_argument(
-        "--loops",
-        choices=("auto", "as written"),
-        default="auto",
-        help="whether loops over layers may be unrolled, which compiles longer",
-    )
-    parser.add_argument(
-        "--grouped",
-        choices=("auto", "as written"),
-        default="auto",
-        help="whether tokens may be sorted by expert on each device, and multiplied in"
-        " a kernel of rhino's on GPUs",
-    )
+    for name, meaning in _AS_WRITTEN.items():
+        choices = "auto", "as written"
+        parser.add_argument(f"--{name}", choices=choices, default="auto", help=meaning)
+
+
+_AS_WRITTEN = {
+    "loops": "whether loops over layers may be unrolled, which compiles longer",
+    "grouped": "whether tokens may be sorted by expert on each device, and multiplied"
+    " in a kernel of rhino's on GPUs",
+    "stacks": "whether isomorphic products of many leaves may be computed as one stack",
+}
+"""Option → what it leaves to the planner, unless the program stays as written."""
 
 
 def add_stages(parser: argparse.ArgumentParser) -> None:

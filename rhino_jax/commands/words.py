@@ -164,7 +164,17 @@ def _pins_file(path: Path) -> dict[str, Any]:
 _KEYWORDS = (
     *("memory_budget_bytes", "per_microbatch", "while_trips", "microbatches"),
     *("recompute", "storage", "time_limit_s", "compile_for", "hardware", "schedule"),
-    *("loops", "grouped", "stages", "refine", "level", "pins", "seed", "mesh"),
+    *(
+        "loops",
+        "grouped",
+        "stacks",
+        "stages",
+        "refine",
+        "level",
+        "pins",
+        "seed",
+        "mesh",
+    ),
 )
 _KEYWORD = re.compile(
     rf"(?<![\w.'-])({'|'.join(_KEYWORDS)})"

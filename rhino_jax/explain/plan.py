@@ -353,6 +353,7 @@ class Plan(data.PlanData):
         recompute: str | None = None,
         loops: str | None = None,
         grouped: str | None = None,
+        stacks: str | None = None,
         stages: int | str | None = None,
         schedule: str | None = None,
     ) -> Plan:
@@ -367,9 +368,9 @@ class Plan(data.PlanData):
         Args:
           pins: as in `auto_shard`; added to the pins of this plan, and replacing those
             with the same key.
-          memory_budget_bytes, mesh, microbatches, recompute, loops, grouped, stages,
-            schedule: as in `auto_shard`; None: as in this plan's request. A mesh that
-            rhino chose stays, unless `stages` is given.
+          memory_budget_bytes, mesh, microbatches, recompute, loops, grouped, stacks,
+            stages, schedule: as in `auto_shard`; None: as in this plan's request. A
+            mesh that rhino chose stays, unless `stages` is given.
 
         Raises:
           PlanFileError: the plan was loaded from a file, without its program. PinError,
@@ -383,6 +384,7 @@ class Plan(data.PlanData):
             "recompute": recompute,
             "loops": loops,
             "grouped": grouped,
+            "stacks": stacks,
             "stages": stages,
             "schedule": schedule,
         }

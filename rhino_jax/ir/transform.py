@@ -28,6 +28,7 @@ BLOCKS = "stored in blocks"
 JOINED = "interleaved batches"
 ONE_PROGRAM = "one program"
 EXPERTS = "experts"
+STACKED = "stacked"
 
 
 @dataclass(frozen=True, slots=True)

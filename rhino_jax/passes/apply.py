@@ -19,6 +19,7 @@ from rhino_jax.passes import (
     interleaved,
     microbatch,
     spmd_pipeline,
+    stacked,
     unroll,
 )
 from rhino_jax.passes.forms import in_forms
@@ -38,6 +39,7 @@ PASSES: Mapping[str, ProgramPass] = {
         remat.PASS,
         microbatch.PASS,
         experts.PASS,
+        stacked.PASS,
         spmd_pipeline.PASS,
         deferred_reductions.PASS,
     )

@@ -30,11 +30,14 @@ class ChoiceLimits:
         (`per_microbatch` of `rhino_jax.auto_shard`).
       counts: numbers of devices along mesh axes, for passes that divide arrays among
         them.
+      pinned: ids of values whose layout the user fixed, for passes that change their
+        dims.
     """
 
     least_bytes: float = 0.0
     places: Sequence[str] = ()
     counts: Iterable[int] = ()
+    pinned: Iterable[int] = ()
 
 
 NO_LIMITS = ChoiceLimits()

@@ -16,6 +16,7 @@ from dataclasses import replace
 from rhino_jax.ir.transform import (
     BLOCKS,
     EXPERTS,
+    STACKED,
     UN_REMAT,
     UNROLL,
     Transform,
@@ -153,6 +154,11 @@ def _notes(search: Search, plan: PlanData) -> tuple[str, ...]:
         notes += (
             "tokens are sorted by expert on each device, not all together;"
             " grouped='as written' sorts them as the program says.",
+        )
+    if any(t.name == STACKED for t in plan.transforms):
+        notes += (
+            "isomorphic products of many leaves are computed as one stack, which"
+            " devices share; stacks='as written' computes each by itself.",
         )
     if isinstance(microbatches, int) and plan.microbatches != microbatches:
         notes += (

@@ -54,6 +54,7 @@ class DecisionOptions:
     recompute: str = AUTO
     loops: str = AUTO
     grouped: str = AUTO
+    stacks: str = AUTO
     stages: Any = AUTO
     schedule: str = AUTO
     storage: str = AS_WRITTEN

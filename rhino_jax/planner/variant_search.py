@@ -149,7 +149,9 @@ class Search:
             return []
         least_bytes = MIN_GAIN * peak_bytes * self.devices
         places = self.options.per_microbatch
-        return self.choices(name, ChoiceLimits(least_bytes, places, self.counts()))
+        pinned = self.request.value_pins
+        limits = ChoiceLimits(least_bytes, places, self.counts(), pinned)
+        return self.choices(name, limits)
 
     def asking(self, **changes: Any) -> Search:
         """Return the search with other options, such as another level or budget."""
