@@ -99,17 +99,16 @@ def work_of(op: Op, types: Sequence[int] | np.ndarray) -> tuple[Hashable, ...]:
 def passed_bytes(graph: Graph, liveness: Liveness, node: Node) -> int:
     """Return the bytes that a loop reads and writes to copy a stack slice by slice, or
     a carry in every trip, and at its start where it may not write there; or to copy the
-    result of branches."""
+    result of branches, or an argument that is a result."""
     passes = liveness.stack_passes.get(node.id, 0)
     if node.kind is NodeKind.CARRY:
         passes *= copied_slices(graph, liveness, node)
         passes += 2 * is_copied_at_start(graph, node)
         return passes * graph.program.values[node.value].bytes
-    if not passes or node.op is None:
-        return 0
-    is_read = node.kind is NodeKind.SLICE
-    stack = node.op.operands[node.slot] if is_read else node.value
-    return passes * graph.program.values[stack].bytes
+    whole = node.value
+    if node.kind is NodeKind.SLICE and node.op is not None:
+        whole = node.op.operands[node.slot]
+    return passes * graph.program.values[whole].bytes
 
 
 def copied_slices(graph: Graph, liveness: Liveness, node: Node) -> int:

@@ -23,12 +23,13 @@ from rhino_jax.analysis.matmul_depth import find_matmul_depth
 from rhino_jax.analysis.on_chip import MAX_SHARDS, OnChip, find_on_chip
 from rhino_jax.analysis.slack import find_slack
 from rhino_jax.analysis.temporaries import (
-    Hoisted,
     Masked,
     Stays,
+    WholeCopy,
     find_hoisted,
     find_masked,
     find_padded,
+    find_returned,
     find_row_parts,
     padded_operand,
 )
@@ -55,12 +56,14 @@ class Liveness:
       in_place: updates that are written into the buffer of their operand, see
         `update_in_place`.
       slack: which collectives something waits for.
-      hoisted: converted copies of the stacks that loops scan over.
+      copies: converted copies of the stacks that loops scan over, and copies of
+        arguments that are results as they are.
       masked, stay: copies of operands that are padded, or masked to ragged groups, and
         those that stay live from one product to another.
       stack_passes: id of a slice, stack or carry node of a loop → how often the whole
         stack, or the carry in every trip, is read or written in addition to what the
-        ops of the body read and write; and of results of branches.
+        ops of the body read and write; of results of branches, and of arguments that
+        are results as they are.
       first, last: [ports], when the value is live, both included.
       copy_last: [edges], until when a resharded copy of the value is live, from its
         read on.
@@ -74,7 +77,7 @@ class Liveness:
     zero_taps: list[float]
     in_place: Mapping[int, InPlace]
     slack: Slack
-    hoisted: tuple[Hoisted, ...]
+    copies: tuple[WholeCopy, ...]
     masked: tuple[Masked, ...]
     stay: tuple[Stays, ...]
     stack_passes: Mapping[int, int]
@@ -119,6 +122,7 @@ def analyse(graph: Graph, fusing: Fusing, most_shards: int = MAX_SHARDS) -> Live
     read = _read_until(graph, ports, found, find_late(graph, slack), first)
     in_place = update_in_place(graph, read, found.ports, found.filled)
     _hold_donated(graph, read)
+    returned = find_returned(graph)
     masked, stay = find_masked(graph, fusing.tiles_groups, masks=fusing.masks_groups)
     masked += tuple(padded_operand(nodes) for nodes in padded)
     masked += find_row_parts(graph) if fusing.parts_columns else ()
@@ -130,12 +134,13 @@ def analyse(graph: Graph, fusing: Fusing, most_shards: int = MAX_SHARDS) -> Live
         zero_taps,
         in_place,
         slack,
-        find_hoisted(graph) if fusing.hoists_conversions else (),
+        (find_hoisted(graph) if fusing.hoists_conversions else ()) + returned,
         masked,
         stay,
         _stack_passes(graph, found, fusing)
         | _carry_passes(graph, found.ports)
-        | _branch_passes(graph, fusing),
+        | _branch_passes(graph, fusing)
+        | {copy.node: 2 for copy in returned},
         [_start(graph, port) for port in graph.ports],
         [_end(graph, port, read[port.id]) for port in graph.ports],
         _copies_until(graph, read, in_place),

@@ -1,5 +1,5 @@
 """Temporaries that compilers write for some ops: masked and padded operands, converted
-stacks."""
+stacks; and copies of arguments."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
+from rhino_jax.analysis.in_place import is_writable, sources_of
 from rhino_jax.analysis.matmul_depth import long_row, reduces_columns
 from rhino_jax.analysis.uses import NOWHERE, copied_ports
 from rhino_jax.ir.program import item_bytes
@@ -183,11 +184,12 @@ def find_row_parts(graph: Graph) -> tuple[Masked, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Hoisted:
-    """A converted copy of a whole stack.
+class WholeCopy:
+    """A copy of a whole array: of a stack, converted, or of an argument.
 
     Attributes:
-      node: id of the first loop's slice node; the copy is sharded as its operand.
+      node: id of the slice node of the first loop that reads it, or of the result that
+        the argument is; the copy is sharded as its operand.
       whole_bytes: bytes of the unsharded copy.
       start, stop: when it is live, both included.
     """
@@ -198,7 +200,7 @@ class Hoisted:
     stop: int
 
 
-def find_hoisted(graph: Graph) -> tuple[Hoisted, ...]:
+def find_hoisted(graph: Graph) -> tuple[WholeCopy, ...]:
     """Return the converted copies of the stacks that loops scan over, hoisted out of
     the loops.
 
@@ -220,13 +222,38 @@ def find_hoisted(graph: Graph) -> tuple[Hoisted, ...]:
         nodes = [edge.target for edge, _ in reading]
         whole = graph.program.values[first.value]
         found.append(
-            Hoisted(
+            WholeCopy(
                 node=first.target,
                 whole_bytes=math.prod(whole.shape) * narrow,
                 start=min(graph.loop_start[n] for n in nodes),
                 stop=max(graph.loop_end[n] for n in nodes),
             )
         )
+    return tuple(found)
+
+
+def find_returned(graph: Graph) -> tuple[WholeCopy, ...]:
+    """Return the copies of arguments that are results as they are.
+
+    A donated one is its result. Where it is not, or where several results are the same
+    argument, the compilers copy it at the end of the program.
+    Source: openxla/xla, xla/service/copy_insertion.cc; seen in HLO of h100 and v5e, jax
+    0.10.2.
+    """
+    found, given = [], set[Port]()
+    for edge in graph.edges:
+        target = graph.nodes[edge.target]
+        if target.kind not in (NodeKind.OUTPUT, NodeKind.INPUT):
+            continue
+        source = sources_of(graph, edge)[-1]
+        if graph.nodes[source.node].kind is not NodeKind.INPUT:
+            continue
+        is_own = target.kind is NodeKind.OUTPUT or target.id == source.node
+        if is_own and is_writable(graph, source) and source not in given:
+            given.add(source)
+            continue
+        whole = graph.program.values[edge.value].bytes
+        found.append(WholeCopy(target.id, whole, edge.time, graph.end))
     return tuple(found)
 
 

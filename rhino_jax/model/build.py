@@ -256,7 +256,7 @@ class _Pricing:
                 problem.edge_usages.append(usage)
 
     def add_held(self, problem: Problem) -> None:
-        """Add the memory of values, and of converted copies of whole stacks."""
+        """Add the memory of values, and of copies of whole arrays."""
         graph, liveness = self.analysis.graph, self.analysis.liveness
         alike, sizes = self.analysis.alike, self.builder.sizes
         ports = held_ports(self.analysis)
@@ -275,7 +275,7 @@ class _Pricing:
         for port, held in zip(ports, for_each(kinds, held_bytes), strict=True):
             start, last = liveness.first[port.id], liveness.last[port.id]
             problem.node_usages.append(NodeUsage(port.node, held, start, last + 1))
-        for copy in liveness.hoisted:
+        for copy in liveness.copies:
             shares = sizes.shares(self.options[copy.node].ins[0])
             held = copy.whole_bytes * shares
             usage = NodeUsage(copy.node, held, copy.start, copy.stop + 1)

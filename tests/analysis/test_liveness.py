@@ -315,11 +315,11 @@ def test_weights_that_loops_convert_are_converted_once_on_tpu() -> None:
     slices = [n for n in graph.nodes if n.kind is NodeKind.SLICE]
     weights = [n.id for n in slices if graph.program.values[n.value].dtype == "float32"]
     assert len(weights) == 2  # forward and backward
-    (copy,) = analyse(graph, TPU).hoisted
+    (copy,) = analyse(graph, TPU).copies
     assert copy.whole_bytes == 4 * 64 * 64 * 2
     assert copy.node == weights[0]
     assert copy.stop == graph.loop_end[weights[1]]
-    assert analyse(graph, GPU).hoisted == ()
+    assert analyse(graph, GPU).copies == ()
 
 
 def test_weights_that_a_loop_reads_as_they_are_are_not_converted() -> None:
@@ -330,7 +330,7 @@ def test_weights_that_a_loop_reads_as_they_are_are_not_converted() -> None:
         return jax.lax.scan(body, x, weights)
 
     graph = inline_regions(trace(both, STACK, {}).program)
-    assert analyse(graph, TPU).hoisted == ()
+    assert analyse(graph, TPU).copies == ()
 
 
 def test_a_weights_gradient_keeps_what_it_reads_to_the_loops_end() -> None:
@@ -471,3 +471,24 @@ def test_nothing_but_its_output_is_put_in_the_place_of_a_donated_input() -> None
     (output,), entry = graph.output_ports, graph.nodes[0].ports[0]
     assert output is not None
     assert live.last[entry.id] == live.first[output.id] - 1
+
+
+@pytest.mark.parametrize(("donated", "copies"), [((), 1), ((0,), 0), ((1,), 1)])
+def test_arguments_that_are_results_are_copied_unless_donated(
+    donated: tuple[int, ...], copies: int
+) -> None:
+    def step(frozen: Any, w: Any) -> Any:
+        return frozen, w - frozen @ w
+
+    traced = trace(step, (X, X + 1), {}, donate_argnums=donated)
+    graph = inline_regions(traced.program)
+    live = analyse(graph, GPU)
+    assert [copy.whole_bytes for copy in live.copies] == [4 * 64 * 64] * copies
+    for copy in live.copies:
+        assert graph.nodes[copy.node].kind in (NodeKind.INPUT, NodeKind.OUTPUT)
+        assert live.stack_passes[copy.node] == 2
+
+
+def test_a_donated_argument_is_one_of_the_results_that_it_is() -> None:
+    traced = trace(lambda x: (x, x), (X,), {}, donate_argnums=(0,))
+    assert len(analyse(inline_regions(traced.program), GPU).copies) == 1

@@ -336,3 +336,16 @@ def test_pairs_take_what_is_predicted(name: str) -> None:
     for number in (16384, 32768) if name in ("kernel sum", "norms") else (16384,):
         points = ((number, 3), F32)
         _hold(PAIRS[name], points, points)
+
+
+def _frozen(frozen: Any, w: Any, x: Any) -> Any:
+    scale = ((x @ frozen) @ w.T).sum()
+    return frozen, w * scale
+
+
+@pytest.mark.parametrize("donated", [(), (1,), (0, 1)])
+def test_arguments_that_are_results_take_what_is_predicted(
+    donated: tuple[int, ...],
+) -> None:
+    arrays = ((8192, 8192), F32), ((8192, 8192), F32), ((512, 8192), F32)
+    _hold(_frozen, *arrays, donate=donated, at_most=1.15)
