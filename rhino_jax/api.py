@@ -31,9 +31,9 @@ from rhino_jax.plan.files.store import load_plan as load
 from rhino_jax.plan.pin_trees import check_pins
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.shared import Plans
-from rhino_jax.planner.joint.together import planned_together
-from rhino_jax.planner.like import hardware_of_like
+from rhino_jax.planner.joint import planned_together
 from rhino_jax.planner.options import PlanOptions
+from rhino_jax.planner.origin import hardware_of_like
 from rhino_jax.runtime.meshes import read_mesh
 from rhino_jax.runtime.sharded import ShardedFunction
 from rhino_jax.verify.audit import audit as audited

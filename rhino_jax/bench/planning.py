@@ -21,14 +21,13 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.models.workload import Workload
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.cuts import best_cut
-from rhino_jax.planner.search.candidates import PlanCandidate
 from rhino_jax.planner.search.driver import (
     choose_plan,
     make_candidates,
     make_recipe_plans,
 )
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
-from rhino_jax.planner.search.records import Request
+from rhino_jax.planner.search.records import PlanCandidate, Request
 from rhino_jax.planner.variant_search import Search
 from rhino_jax.runtime.sharded import with_trees
 from rhino_jax.solver.least_peak import smallest_peak

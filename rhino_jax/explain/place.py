@@ -19,8 +19,7 @@ from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, axes_of
 from rhino_jax.model.build import MeshModel
 from rhino_jax.plan.resolved_pins import Places, ValuePin, values_of_key
-from rhino_jax.planner.search.carried import search_held
-from rhino_jax.planner.search.found import SearchResult
+from rhino_jax.planner.search.found import SearchResult, search_held
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.records import Progress, Request
 from rhino_jax.solver.problem import Labels

@@ -16,11 +16,11 @@ from rhino_jax.explain.why import Why
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.origin import PlanOrigin
+from rhino_jax.planner.search.folding import as_solution
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.passes import RECIPES
 from rhino_jax.planner.search.read_back.assemble import assemble
 from rhino_jax.planner.search.records import MeshProblem, Request, SolvedMesh
-from rhino_jax.planner.search.solve_on_mesh import as_solution
 from rhino_jax.planner.variant_search import Search
 from rhino_jax.recipes.recipes import recipes_for
 from rhino_jax.solver.incumbents import RECIPE_EFFORTS

@@ -150,8 +150,7 @@ def import_jaxpr(
 
 def jaxpr_flops(jaxpr: Any) -> float:
     """Return the floating-point operations of one run of a sub-jaxpr."""
-    program = import_jaxpr(jaxpr, name="")
-    return sum(op.flops * count for op, count in program.walk())
+    return import_jaxpr(jaxpr, name="").flops_of()
 
 
 Type = tuple[tuple[int, ...], str]

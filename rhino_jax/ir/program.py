@@ -85,9 +85,11 @@ class Program:
         """Yield an op and all ops of its regions, with their run counts in one run."""
         yield from self._walk(Region(inputs=(), ops=(op.id,), outputs=()), 1)
 
-    def flops_of(self, op: Op) -> float:
-        """Return the FLOPs of an op, including its regions over all their trips."""
-        return sum(inner.flops * count for inner, count in self.within(op))
+    def flops_of(self, op: Op | None = None) -> float:
+        """Return the FLOPs of an op, or of a run of the program, including regions over
+        all their trips."""
+        walk = self.walk() if op is None else self.within(op)
+        return sum(inner.flops * count for inner, count in walk)
 
     def holds_backward(self, op: Op) -> bool:
         """Whether a forward op contains a backward pass, as a loop that computes

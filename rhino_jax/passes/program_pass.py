@@ -113,7 +113,7 @@ class ProgramPass:
       choices: (traced call, limits) → the choices that the program allows, least change
         first; none for a pass whose choices depend on a plan of the program.
       trial: how the planner tries it; None: it is applied on request, or under a plan
-        (`planner.cuts`, `planner.deferred_reductions`, `planner.staging`).
+        (`planner.cuts`, `planner.staging`).
     """
 
     name: str

@@ -30,9 +30,8 @@ from rhino_jax.model.build import sharding_of
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import CUT_BY_CLOCK
 from rhino_jax.planner.decision import noted
-from rhino_jax.planner.search.candidates import PlanCandidate
-from rhino_jax.planner.search.carried import repriced
-from rhino_jax.planner.search.found import SearchResult
+from rhino_jax.planner.search.found import SearchResult, repriced
+from rhino_jax.planner.search.records import PlanCandidate
 from rhino_jax.planner.variant_search import Search, Solved, VariantCandidate
 from rhino_jax.units import format_seconds
 from rhino_jax.verify.hlo.records import Reading

@@ -22,20 +22,20 @@ from rhino_jax.passes.apply import PASSES
 from rhino_jax.passes.microbatch import may_cut
 from rhino_jax.passes.program_pass import Gain, TrialKind
 from rhino_jax.planner.decision import AUTO
-from rhino_jax.planner.remat import as_pass
 from rhino_jax.planner.search.driver import find_minimum_memory
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.records import SolvedMesh
 from rhino_jax.planner.search.remat.candidates import candidates_of
 from rhino_jax.planner.search.remat.choice import smallest_peak
 from rhino_jax.planner.variant_search import (
+    Passes,
     Search,
     VariantCandidate,
     Variants,
     nothing_fits,
     peaks_text,
 )
-from rhino_jax.planner.variants import trials
+from rhino_jax.planner.variants import as_pass, trials
 from rhino_jax.units import format_bytes
 
 
@@ -46,8 +46,6 @@ of the baseline program."""
 MAX_PLACES = 4
 """Maximum number of rounds in which the places of the last refusal are added until the
 batch can be split."""
-
-Passes = tuple[Transform, ...]
 
 
 @dataclass(eq=False, kw_only=True)

@@ -229,3 +229,29 @@ def where_pins_hold(
         assert error is not None
         raise error
     return meshes, resolved
+
+
+def without_stages(
+    pinned: Mapping[str, Any], stages: int
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Separate layout pins from stage pins, which are numbers.
+
+    Args:
+      pinned: key → spec or stage.
+      stages: the number of stages.
+    Raises:
+      PinError: there is no such stage.
+    """
+    found = {k: v for k, v in pinned.items() if type(v) is int}
+    for key, stage in found.items():
+        if 0 <= stage < stages and stages > 1:
+            continue
+        raise PinError(
+            f"pin {key!r}: there is no stage {stage}.",
+            where=repr(key),
+            numbers=f"{stages} stages, from 0" if stages > 1 else "one stage",
+            fix=f"pin it to a stage from 0 to {stages - 1}."
+            if stages > 1
+            else "say how many stages, as stages=2, or pin a PartitionSpec.",
+        )
+    return {k: v for k, v in pinned.items() if k not in found}, found

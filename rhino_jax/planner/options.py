@@ -38,34 +38,32 @@ from rhino_jax.plan.resolved_pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.stages import IN_ONE_PROGRAM
 from rhino_jax.plan.while_loops import read_while_trips, with_stated_trips
 from rhino_jax.planner.decision import AS_WRITTEN, AUTO, DecisionOptions
-from rhino_jax.planner.like import (
-    Like,
-    ReusedSpecs,
-    check_like,
-    hardware_of_like,
-    plan_of_like,
-)
 from rhino_jax.planner.meshes import (
     MeshAxes,
     candidates,
     places_of,
     read_stages,
     where_pins_hold,
+    without_stages,
 )
 from rhino_jax.planner.notes import (
+    check_places,
     notes_of_arguments,
     notes_of_groups,
     notes_of_idle,
     notes_of_rules,
+    read_places,
     warn_of_left_out,
     warn_of_uncovered,
 )
-from rhino_jax.planner.origin import with_origin
-from rhino_jax.planner.per_microbatch import (
-    check_places,
-    read_places,
+from rhino_jax.planner.origin import (
+    Like,
+    ReusedSpecs,
+    check_like,
+    hardware_of_like,
+    plan_of_like,
+    with_origin,
 )
-from rhino_jax.planner.staging.pins import without_stages
 from rhino_jax.runtime.meshes import axes_of_mesh, devices_here, make_mesh
 from rhino_jax.runtime.processes.agree import is_alone, made_by_first, processes_of_mesh
 from rhino_jax.runtime.sharded import with_trees

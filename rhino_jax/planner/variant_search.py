@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 from rhino_jax.errors import InfeasiblePlanError, InternalError, MicrobatchError
 from rhino_jax.frontend.trace import Traced
@@ -29,11 +29,9 @@ from rhino_jax.planner.decision import (
     DecisionOptions,
 )
 from rhino_jax.planner.meshes import MeshAxes
-from rhino_jax.planner.search.candidates import PlanCandidate
-from rhino_jax.planner.search.carried import search_held
 from rhino_jax.planner.search.driver import find, make_candidates, search_again
-from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.search.records import Request
+from rhino_jax.planner.search.found import SearchResult, search_held
+from rhino_jax.planner.search.records import PlanCandidate, Request
 from rhino_jax.runtime.processes.agree import processes_of_mesh
 from rhino_jax.solver.incumbents import EFFORTS
 from rhino_jax.units import format_bytes
@@ -73,6 +71,7 @@ class Search:
       form_pins: key of a call site (`rhino.choose`) → its form.
       kept: input → stages that hold it in another plan, whose stage cuts are taken
         over.
+      enough_s: seconds that a step in stages has to be shorter than.
     """
 
     traced: Traced
@@ -90,6 +89,7 @@ class Search:
     stage_pins: Mapping[str, int] = field(default_factory=dict)
     form_pins: Mapping[str, str] = field(default_factory=dict)
     kept: Mapping[int, Part] = field(default_factory=dict)
+    enough_s: float = math.inf
 
     @property
     def devices(self) -> int:
@@ -284,22 +284,12 @@ class VariantCandidate:
         return replace(self, search=self.search.quiet(found.mesh_axes), found=found)
 
 
-class VariantOption(NamedTuple):
-    """Passes that may be applied to a program.
-
-    Attributes:
-      name: for messages.
-      done: the passes.
-      must_win: stop as soon as it is proved not to be the one to take.
-    """
-
-    name: str
-    done: tuple[Transform, ...] = ()
-    must_win: bool = False
+Passes = tuple[Transform, ...]
+"""Passes that are applied to a program, in this order."""
 
 
 @dataclass(eq=False, kw_only=True)
-class Variants(Decision[VariantOption, VariantCandidate]):
+class Variants(Decision[Passes, VariantCandidate]):
     """Variants of a program, each planned briefly with shardings of its own; each
     search starts from the fastest so far.
 
@@ -311,7 +301,7 @@ class Variants(Decision[VariantOption, VariantCandidate]):
     """
 
     search: Search
-    make: Callable[[VariantOption], VariantCandidate] = field(init=False)
+    make: Callable[[Passes], VariantCandidate] = field(init=False)
     refusals: tuple[type[Exception], ...] = field(
         default=(MicrobatchError,), init=False
     )
@@ -320,33 +310,41 @@ class Variants(Decision[VariantOption, VariantCandidate]):
     find: Callable[[Search], SearchResult] = lambda search: search.brief.find()
 
     def __post_init__(self) -> None:
-        self.make, self.after = self._searched, self.search.after
+        self.after = self.search.after
         self.rank = lambda variant: (variant.step_s, variant.peak_bytes)
         self.deadline = self.search.request.deadline
-
-    def _searched(self, option: VariantOption) -> VariantCandidate:
-        search = self.after(option.done)
-        if self.meshes is not None:
-            search = search.on(*self.meshes)
-        asked = search
-        if self.plans:
-            like = self.fastest().found
-            asked = replace(search, like=like if like.fits else None)
-        if option.must_win:
-            asked = asked.asking(cutoff_s=self.cutoff_s)
-        return VariantCandidate(search, self.find(asked), option.name, option.done)
 
     def variant(
         self, name: str, done: Sequence[Transform], *, must_win: bool = False
     ) -> VariantCandidate | None:
         """Plan a variant; None where the program does not allow the passes, or the
-        time is up. See `VariantOption`."""
-        return self.plan(VariantOption(name, (*done,), must_win))
+        time is up.
+
+        Args:
+          name: for messages.
+          done: the passes.
+          must_win: stop as soon as it is proved not to be the one to take.
+        """
+
+        def make(done: Passes) -> VariantCandidate:
+            search = self.after(done)
+            if self.meshes is not None:
+                search = search.on(*self.meshes)
+            asked = search
+            if self.plans:
+                like = self.fastest().found
+                asked = replace(search, like=like if like.fits else None)
+            if must_win:
+                asked = asked.asking(cutoff_s=self.cutoff_s)
+            return VariantCandidate(search, self.find(asked), name, done)
+
+        self.make = make
+        return self.plan((*done,))
 
     def begin(self, written: VariantCandidate) -> VariantCandidate:
         """Record the baseline, which is planned already."""
-        self.first = VariantOption(written.name)
-        self.plans[self.first] = written
+        self.first = ()
+        self.plans[()] = written
         return written
 
     @property

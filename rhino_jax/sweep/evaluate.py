@@ -28,10 +28,10 @@ from rhino_jax.planner.cuts import as_requested
 from rhino_jax.planner.meshes import MeshAxes, candidates, where_pins_hold
 from rhino_jax.planner.options import PlanOptions
 from rhino_jax.planner.origin import with_origin
+from rhino_jax.planner.search.folding import as_solution
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.records import SolvedMesh
-from rhino_jax.planner.search.solve_on_mesh import as_solution
 from rhino_jax.planner.variant_search import Search
 from rhino_jax.runtime.meshes import devices_here, make_mesh
 from rhino_jax.runtime.sharded import with_trees

@@ -42,10 +42,10 @@ from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.options import PlanOptions
 from rhino_jax.planner.search.compare import COMPARED
 from rhino_jax.planner.search.driver import distinct_meshes
+from rhino_jax.planner.search.folding import first_choices
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.passes import SOLVE
 from rhino_jax.planner.search.read_back.assemble import costs_of
-from rhino_jax.planner.search.recipe_choices import first_choices
 from rhino_jax.planner.search.records import MeshProblem, Request, SolvedMesh
 from rhino_jax.runtime.meshes import make_mesh
 from rhino_jax.solver.incumbents import EFFORTS, Effort

@@ -15,7 +15,7 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import CUT_BY_CLOCK, CompiledCandidate
-from rhino_jax.planner.search.candidates import PlanCandidate
+from rhino_jax.planner.search.records import PlanCandidate
 from rhino_jax.runtime.bound import Bound, lower
 from rhino_jax.runtime.sharded import with_trees
 from rhino_jax.verify.hlo.reading import read_compiled

@@ -12,7 +12,7 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax.ir.transform import FORMS
-from rhino_jax.planner import forms as planned_forms
+from rhino_jax.planner import searched as planned_forms
 
 
 def left(x: Any, a: Any, b: Any) -> Any:

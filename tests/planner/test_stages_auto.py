@@ -10,7 +10,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.hardware.files import load_target
-from rhino_jax.planner.staging.auto import counts_of, evenness, merged
+from rhino_jax.planner.searched import counts_of, evenness, merged
 from tests.cases import covering
 
 

@@ -62,15 +62,15 @@ patch = MonkeyPatch()
 
 def slowed(seconds: float) -> None:
     """Let this process's search take so much longer."""
-    from rhino_jax.planner.search import solve_on_mesh
+    from rhino_jax.planner.search import folding
 
-    solve_mesh_problem = solve_on_mesh.solve_mesh_problem
+    solve_mesh_problem = folding.solve_mesh_problem
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         time.sleep(seconds)
         return solve_mesh_problem(*args, **kwargs)
 
-    patch.setattr(solve_on_mesh, "solve_mesh_problem", slow)
+    patch.setattr(folding, "solve_mesh_problem", slow)
 
 
 def plans(i: int) -> Any:

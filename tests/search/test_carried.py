@@ -11,8 +11,8 @@ from rhino_jax import models
 from rhino_jax.bench.planning import trace_workload
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.hardware.files import load_target
-from rhino_jax.planner.search.carried import carried
 from rhino_jax.planner.search.driver import find
+from rhino_jax.planner.search.found import carried
 from rhino_jax.planner.search.records import Request
 from tests.cases import covering
 

@@ -17,9 +17,9 @@ from rhino_jax.models import registry
 from rhino_jax.planner.search import compare
 from rhino_jax.planner.search.compare import COMPARED, Comparison, MoreAxes
 from rhino_jax.planner.search.driver import find
+from rhino_jax.planner.search.folding import first_choices
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.passes import SOLVE
-from rhino_jax.planner.search.recipe_choices import first_choices
 from rhino_jax.planner.search.records import LIMITS, Request, SolvedMesh
 from tests.cases import covering
 

@@ -14,8 +14,8 @@ from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
+from rhino_jax.planner.search.folding import with_recipes
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
-from rhino_jax.planner.search.recipe_choices import with_recipes
 from rhino_jax.planner.search.records import Request
 from rhino_jax.solver.incumbents import RECIPE_EFFORTS
 from tests.search.zoo import planned

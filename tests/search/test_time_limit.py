@@ -14,7 +14,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.plan.plan import PlanData, is_cut_by_clock
 from rhino_jax.plan.records import CUT_BY_CLOCK
-from rhino_jax.planner.search import recipe_choices, solve_on_mesh
+from rhino_jax.planner.search import folding
 from rhino_jax.solver import restricted
 from tests.plan.samples import sample_plan
 
@@ -65,7 +65,7 @@ def test_nothing_is_searched_when_the_time_is_over(
 
     monkeypatch.setattr(restricted, "solve_reduced", searched)
     monkeypatch.setattr(restricted, "_reduced", searched)
-    monkeypatch.setattr(solve_on_mesh, "solve_mesh_problem", searched)
+    monkeypatch.setattr(folding, "solve_mesh_problem", searched)
     plan = planned(time_limit_s=1e-6)
     assert plan.search.status == "recipe"
     assert is_cut_by_clock(plan)
@@ -77,9 +77,9 @@ def test_nothing_is_searched_when_the_time_is_over(
 @pytest.mark.parametrize(
     ("over_at", "module"),
     [
-        ("cheapest_restricted", recipe_choices),
+        ("cheapest_restricted", folding),
         ("solve_reduced", restricted),
-        ("solve_mesh_problem", solve_on_mesh),
+        ("solve_mesh_problem", folding),
     ],
 )
 def test_it_is_told_where_the_time_was_over_on_the_way(

@@ -12,7 +12,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Predicted
-from rhino_jax.planner.search.candidates import PlanCandidate
+from rhino_jax.planner.search.records import PlanCandidate
 from rhino_jax.verify.hlo.records import Reading
 from rhino_jax.verify.refine import refine
 

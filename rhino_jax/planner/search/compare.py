@@ -18,9 +18,9 @@ from itertools import groupby
 
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.plan.records import CUT_BY_CLOCK
+from rhino_jax.planner.search.folding import first_choices
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.passes import SOLVE
-from rhino_jax.planner.search.recipe_choices import first_choices
 from rhino_jax.planner.search.records import (
     LIMITS,
     MeshAxes,

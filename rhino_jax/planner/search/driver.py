@@ -1,5 +1,13 @@
 """The driver of the search: program and target in, plan out; and the plan of a program
 with the smallest memory peak, whatever its step time.
+
+Plans whose predicted step time is near the best one's are made for the compiler to
+compare. The model's errors are mostly in the cost of communication, so in addition to
+the recipes the runners-up are the best choices where communication is more and less
+expensive than the model says. One recipe is annotated as people do it, around matmuls
+only: where annotating every value misleads the compiler, that candidate shows it. And
+beyond the requested number, data parallelism, ZeRO-1 and FSDP are always compiled as
+most people write them: the chosen plan is then never slower, once compiled, than these.
 """
 
 from __future__ import annotations
@@ -14,27 +22,31 @@ from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.planner.search.candidates import PlanCandidate, candidates_of, plain_of
-from rhino_jax.planner.search.carried import carried
 from rhino_jax.planner.search.compare import Comparison, MoreAxes
-from rhino_jax.planner.search.folding import minimum_memory
-from rhino_jax.planner.search.found import SearchResult
+from rhino_jax.planner.search.folding import (
+    as_solution,
+    chosen,
+    first_choices,
+    minimum_memory,
+    with_recipes,
+)
+from rhino_jax.planner.search.found import SearchResult, carried
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.passes import ANALYSE, INLINE, RECIPES, SOLVE
 from rhino_jax.planner.search.read_back.assemble import assemble
-from rhino_jax.planner.search.recipe_choices import first_choices, with_recipes
 from rhino_jax.planner.search.records import (
     LIMITS,
     MeshAxes,
     MeshProblem,
+    PlanCandidate,
     Request,
     SolvedMesh,
 )
-from rhino_jax.planner.search.solve_on_mesh import as_solution
 from rhino_jax.recipes.recipes import plain_recipes
 from rhino_jax.solver.incumbents import EFFORTS, RECIPE_EFFORTS, Effort
-from rhino_jax.solver.problem import Labels
-from rhino_jax.solver.solve import Solution
+from rhino_jax.solver.problem import Labels, PairTable
+from rhino_jax.solver.solve import Solution, solve
+from rhino_jax.utils.cache import Memo
 from rhino_jax.utils.gc import no_garbage_collection
 
 
@@ -326,3 +338,123 @@ def find_minimum_memory(
     found.sort(key=lambda one: one.solution.peak)
     unlimited = replace(free, memory_budget_bytes=math.inf)
     return SearchResult(found, (), [], target, unlimited, started)
+
+
+def candidates_of(
+    found: Sequence[SolvedMesh], around_matmuls: MeshProblem, effort: Effort, count: int
+) -> list[tuple[str, SolvedMesh]]:
+    """Return the distinct choices with the shortest predicted steps, at most `count`.
+
+    The best choice is first. The best recipe, annotated around matmuls only, follows
+    wherever it fits, then the others by their predicted step.
+
+    Args:
+      found: the searched meshes, best first; there is a plan for the first.
+      around_matmuls: the first mesh, with costs of programs that are annotated around
+        matmuls only.
+      effort: search effort for runners-up.
+      count: maximum number of choices.
+    """
+    best = found[0]
+    annotated = [
+        (f"{name}@matmul", one)
+        for name, one in _recipes(replace(best, mesh_problem=around_matmuls))
+    ]
+    annotated.sort(key=_predicted_s)
+    # The best choices where communication costs more, and less.
+    symmetry, folded = best.mesh_problem.symmetry, best.mesh_problem.folded
+    others = []
+    for weight in LIMITS.communication_weights:
+        problem, memo = folded.problem, Memo()
+        costs = [
+            compute + weight * (total - compute)
+            for total, compute in zip(problem.costs, folded.compute.costs, strict=True)
+        ]
+        edges = [
+            PairTable(e.source, e.target, memo.scaled(e.table, weight))
+            for e in problem.edges
+        ]
+        problem = replace(problem, costs=costs, edges=edges)
+        labels = solve(problem, [symmetry.contract(best.labels)], effort).labels
+        if labels is None:
+            continue  # It fits only if repeated nodes choose differently.
+        name = "less communication" if weight > 1 else "more communication"
+        others.append((name, chosen(best, symmetry.expand(labels))))
+    others += [
+        *((f"best on {_shape(f)}", f) for f in found[1:]),
+        *_recipes(best),
+    ]
+    ranked = [("best", best), *annotated[:1], *sorted(others, key=_predicted_s)]
+    kept: list[tuple[str, SolvedMesh]] = []
+    for name, one in ranked:
+        if one.solution.labels is not None and not any(
+            _is_same(one, other) for _, other in kept
+        ):
+            kept.append((name, one))
+    return kept[:count]
+
+
+def plain_of(
+    best: SolvedMesh, plain: MeshProblem
+) -> tuple[list[tuple[str, SolvedMesh]], list[str]]:
+    """Return the recipes, as mostly annotated, that may be faster once compiled.
+
+    Args:
+      best: the best solution.
+      plain: its mesh, with plain recipes of density "batch".
+    Returns:
+      Recipes that fit and whose predicted step is within `LIMITS.prediction_error` of
+        the best plan's, and notes on the others.
+    """
+    kept: list[tuple[str, SolvedMesh]] = []
+    left_out: list[str] = []
+    limit = (1 + LIMITS.prediction_error) * best.solution.objective
+    named = [
+        (f"{n}@batch", one) for n, one in _recipes(replace(best, mesh_problem=plain))
+    ]
+    for name, one in sorted(named, key=_predicted_s):
+        predicted = one.solution.objective
+        if any(_is_same(one, other) for _, other in kept):
+            continue
+        if predicted > limit:
+            slower = predicted / best.solution.objective
+            left_out.append(f"{name} ({slower:.3g} times the plan)")
+        else:
+            kept.append((name, one))
+    if not left_out:
+        return kept, []
+    error = f"{LIMITS.prediction_error:.0%}"
+    note = (
+        "recipes that were not compiled, since what they promise is slower by more than"
+        f" the error of prediction, {error}: {', '.join(left_out)}."
+    )
+    return kept, [note]
+
+
+def _predicted_s(candidate: tuple[str, SolvedMesh]) -> float:
+    return candidate[1].solution.objective
+
+
+def _is_same(one: SolvedMesh, other: SolvedMesh) -> bool:
+    a, b = one.solution.labels, other.solution.labels
+    if a is None or b is None or one.mesh_problem is not other.mesh_problem:
+        return False
+    return bool((a == b).all())
+
+
+def _shape(found: SolvedMesh) -> str:
+    return "x".join(str(a.size) for a in found.model.mesh.axes)
+
+
+def _recipes(found: SolvedMesh) -> list[tuple[str, SolvedMesh]]:
+    """Return the recipes that fit."""
+    return [
+        (name, chosen(found, labels))
+        for name, labels in found.mesh_problem.recipes.items()
+        if labels is not None and _fits(found, labels)
+    ]
+
+
+def _fits(found: SolvedMesh, labels: Labels) -> bool:
+    problem = found.model.problem
+    return problem.peak(labels) <= problem.limit

@@ -1,4 +1,5 @@
-"""Repeated structure, such as the layers of a model, solved once.
+"""The problem of one mesh: repeated structure, such as the layers of a model, solved
+once; the recipes' choices in it; and its search under the request's limits.
 
 One node represents all equivalent nodes in equivalent surroundings (`symmetry`). Nodes
 of one orbit save memory all or none: where half of the layers would have to save, all
@@ -8,6 +9,7 @@ memory, of which some fit and some do not, are merged node by node (`unfold`).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,9 +18,10 @@ import numpy as np
 
 from rhino_jax.model.build import MeshModel
 from rhino_jax.planner.search.read_back.extract import overlap_of
-from rhino_jax.planner.search.records import LIMITS, MeshProblem
+from rhino_jax.planner.search.records import LIMITS, MeshProblem, Request, SolvedMesh
 from rhino_jax.planner.search.symmetry import Symmetry, find_symmetry, marks_of
 from rhino_jax.recipes.recipe_book import RecipeBook
+from rhino_jax.recipes.recipes import Recipe, recipes_for
 from rhino_jax.solver.incumbents import Effort, Report
 from rhino_jax.solver.least_peak import least_possible, minimum_peak, smallest_peak
 from rhino_jax.solver.memory_search import LONG_ROUNDS
@@ -26,7 +29,61 @@ from rhino_jax.solver.moves.fusion import fuse
 from rhino_jax.solver.overlap import Overlap, descend
 from rhino_jax.solver.pairwise import solve_pairwise
 from rhino_jax.solver.problem import Labels
+from rhino_jax.solver.restricted import Restrictions, cheapest_restricted
 from rhino_jax.solver.solve import Solution, solve_overlapped
+
+
+def with_recipes(
+    mesh_problem: MeshProblem,
+    effort: Effort,
+    worth: float = math.inf,
+    every: Sequence[Recipe] | None = None,
+) -> MeshProblem:
+    """Return the problem with the cheapest plan within each recipe.
+
+    Args:
+      mesh_problem: the problem.
+      effort, worth: see `cheapest_restricted`.
+      every: the recipes; None: all that the mesh allows.
+    """
+    if every is None:
+        every = recipes_for(mesh_problem.model.mesh)
+    recipes, left = _allowed(mesh_problem, every)
+    found: dict[str, Labels | None] = {r.name: None for r in every}
+    if left is not None:
+        cheapest = cheapest_restricted(
+            mesh_problem.folded.problem,
+            left,
+            mesh_problem.most_cut(left),
+            effort,
+            worth,
+        )
+        for recipe, labels in zip(recipes, cheapest, strict=True):
+            found[recipe.name] = mesh_problem.symmetry.expand(labels)
+    is_cut = time.monotonic() > effort.deadline
+    return replace(mesh_problem, recipes=found, is_cut=is_cut)
+
+
+def first_choices(mesh_problem: MeshProblem) -> list[Labels]:
+    """Return one choice of all nodes within each recipe, found without a search."""
+    _, left = _allowed(mesh_problem, recipes_for(mesh_problem.model.mesh))
+    if left is None:
+        return []
+    return [
+        mesh_problem.symmetry.expand(left.expand(row, labels))
+        for row, labels in enumerate(mesh_problem.most_cut(left))
+    ]
+
+
+def _allowed(
+    mesh_problem: MeshProblem, every: Sequence[Recipe]
+) -> tuple[list[Recipe], Restrictions | None]:
+    """Return the recipes that apply to the program, and the options that they leave
+    each orbit; None where no recipe applies."""
+    recipes = [r for r in every if mesh_problem.book.allows(r)]
+    if not recipes:
+        return [], None
+    return recipes, mesh_problem.book.restrict(recipes, mesh_problem.firsts)
 
 
 def fold(model: MeshModel, density: str) -> MeshProblem:
@@ -153,3 +210,60 @@ def minimum_memory(mesh_problem: MeshProblem) -> Labels:
     if symmetry.is_identity or whole.peak(alike) <= worth * least_possible(whole):
         return alike
     return min([alike, minimum_peak(whole)], key=whole.peak)
+
+
+def solve_on_mesh(
+    mesh_problem: MeshProblem,
+    effort: Effort,
+    request: Request,
+    starts: Sequence[Labels] = (),
+    before: Solution | None = None,
+) -> SolvedMesh:
+    """Search from the recipes and other known choices.
+
+    Args:
+      mesh_problem: the problem.
+      effort, request: limits of the search, and its report.
+      starts: known choices of all nodes.
+      before: the result of a search of the same problem, which this one continues.
+    """
+    problem = mesh_problem.model.problem
+    known = [*starts, *(x for x in mesh_problem.recipes.values() if x is not None)]
+    if before is not None and before.labels is not None:
+        known.insert(0, before.labels)
+    if request.is_over:
+        fitting = [s for s in known if problem.peak(s) <= problem.limit]
+        if fitting:
+            best = as_solution(
+                mesh_problem, min(fitting, key=mesh_problem.overlap.step_s)
+            )
+            return SolvedMesh(mesh_problem, best, is_fallback=True)
+    effort = replace(
+        effort,
+        deadline=request.deadline,
+        seed=request.seed,
+        cutoff_s=min(effort.cutoff_s, request.cutoff_s),
+    )
+    report = request.progress or (lambda best, bound: None)
+    solution = solve_mesh_problem(mesh_problem, known, effort, report, before)
+    return SolvedMesh(mesh_problem, solution, is_cut=request.is_over)
+
+
+def as_solution(mesh_problem: MeshProblem, labels: Labels) -> Solution:
+    """Return a known choice as a solution with no proved bound."""
+    peak, count = (
+        mesh_problem.model.problem.peak(labels),
+        len(mesh_problem.model.graph.nodes),
+    )
+    objective = mesh_problem.overlap.step_s(labels)
+    return Solution(labels, objective, 0.0, peak, peak, 0, (count, count))
+
+
+def chosen(found: SolvedMesh, labels: Labels) -> SolvedMesh:
+    """Return another choice in the same model, under the same bound."""
+    overlap = found.mesh_problem.overlap
+    peak = overlap.problem.peak(labels)
+    solution = replace(
+        found.solution, labels=labels, objective=overlap.step_s(labels), peak=peak
+    )
+    return replace(found, solution=solution)

@@ -1,21 +1,35 @@
-"""The result of a search, before a plan is read back from it."""
+"""The result of a search, before a plan is read back from it, and solutions carried
+over to another problem: that of a program that is nearly the same, or that of the same
+program with other pins, which is then solved again.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
-from rhino_jax.analysis.graph import NodeKind
+from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.hardware.target import Target
+from rhino_jax.model.build import MeshModel
+from rhino_jax.model.options import Options
+from rhino_jax.model.strategies import Strategy
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Predicted
-from rhino_jax.planner.search.passes import READ_BACK
+from rhino_jax.planner.search.folding import chosen
+from rhino_jax.planner.search.mesh_problem import build_mesh_problem
+from rhino_jax.planner.search.passes import READ_BACK, SOLVE
 from rhino_jax.planner.search.read_back.assemble import decisions_by, recipes_of
-from rhino_jax.planner.search.records import Request, SolvedMesh
+from rhino_jax.planner.search.records import MeshProblem, Request, SolvedMesh
+from rhino_jax.solver.incumbents import EFFORTS
+from rhino_jax.solver.problem import Labels, Problem
+from rhino_jax.utils.gc import no_garbage_collection
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,3 +146,161 @@ class SearchResult:
             self.compared,
         )
         return replace(plan, notes=(*plan.notes, *self.notes))
+
+
+def carried(solved: SolvedMesh, mesh_problem: MeshProblem) -> Labels | None:
+    """Map a solution to the problem of another program on the same mesh that has most
+    of the same source lines: one with another number of micro-batches, say, or with a
+    loop split in two.
+
+    The nth node of a source line takes the strategy of the nth node of that line. A
+    node that cannot, or that has no counterpart, takes its cheapest strategy on its
+    own: the choice is only a start for the search.
+
+    Args:
+      solved: the solution of the other program.
+      mesh_problem: the problem, on the same mesh.
+    Returns:
+      The labels of all nodes; None where the other program has no solution.
+    """
+    labels, before = solved.solution.labels, solved.model
+    if labels is None:
+        return None
+    known: dict[Hashable, list[Strategy]] = defaultdict(list)
+    for node, label in zip(before.graph.nodes, labels, strict=True):
+        mine = before.options[node.id].strategies[label]
+        known[_line(before.graph, node)].append(mine)
+    model = mesh_problem.model
+    met: dict[Hashable, int] = defaultdict(int)
+    found = np.zeros(len(model.graph.nodes), dtype=np.int64)
+    place_of = cache(_place_of)  # Nodes with equal options share one object.
+    for node in model.graph.nodes:
+        line, options = _line(model.graph, node), model.options[node.id]
+        place = place_of(options)
+        like = known.get(line, [])
+        at = min(met[line], len(like) - 1)
+        met[line] += 1
+        label = place.get(like[at]) if like else None
+        found[node.id] = np.argmin(options.cost_s) if label is None else label
+    return found
+
+
+def _place_of(options: Options) -> dict[Strategy, int]:
+    """Return strategy → its position among the options of a node."""
+    return {s: k for k, s in enumerate(options.strategies)}
+
+
+def _line(graph: Graph, node: Node) -> Hashable:
+    """Return a key of a node that does not depend on the sizes of its values: the op
+    and its source line, or for other nodes those of the nearest op."""
+    rank = graph.program.values[node.value].rank
+    near = node
+    if node.kind is not NodeKind.OP:
+        after = (graph.nodes[e.target] for e in graph.outgoing[node.id])
+        before = (graph.nodes[e.source.node] for e in graph.incoming[node.id])
+        ops = (n for side in (after, before) for n in side if n.kind is NodeKind.OP)
+        near = next(ops, node)
+    op = near.op
+    return node.kind, rank, None if op is None else (op.name, op.source)
+
+
+@no_garbage_collection()
+def search_held(found: SearchResult, request: Request) -> SearchResult:
+    """Solve the best mesh of a result with other pins or another budget.
+
+    The program is not analysed again, and the search starts from the known solution.
+    Recipes are not searched.
+
+    Args:
+      found: a result of the same program.
+      request: its pins replace those of the result.
+    Raises:
+      PinError: an op cannot produce what is pinned.
+    """
+    started = time.monotonic()
+    request = request.begun(started)
+    best = found.best
+    before = best.model
+    mesh_problem = build_mesh_problem(before.analysis, found.mesh_axes, request)
+    starts: list[Labels] = []
+    known = best.solution.labels
+    if known is not None:
+        starts = [carried_over(before, mesh_problem.model, known)]
+    solved = SOLVE.run(
+        request.watch,
+        mesh_problem,
+        EFFORTS[request.level],
+        request,
+        starts,
+    )
+    return replace(
+        found, solved=[solved], compared=(), request=request, started=started
+    )
+
+
+@no_garbage_collection()
+def repriced(found: SearchResult, request: Request) -> SearchResult | None:
+    """Return the best mesh's result with the costs of another request, as with other
+    corrections: its choices and those of recipes stay, and its gap.
+
+    Args:
+      found: a result of the same program.
+      request: must have the same pins.
+    Returns:
+      The result; None where the options differ, as they may on a mesh of many axes, of
+        which not all are enumerated.
+    """
+    best = found.best
+    old, solution = best.mesh_problem, best.solution
+    new = build_mesh_problem(old.model.analysis, found.mesh_axes, request)
+    recipes = {
+        name: None if known is None else carried_over(old.model, new.model, known)
+        for name, known in old.recipes.items()
+    }
+    new = replace(new, recipes=recipes)
+    assert solution.labels is not None, "nothing fits"
+    labels = carried_over(old.model, new.model, solution.labels)
+    pairs = zip(old.model.options, new.model.options, strict=True)
+    both = zip(pairs, solution.labels.tolist(), labels.tolist(), strict=True)
+    if any(a.strategies[i] != b.strategies[k] for (a, b), i, k in both):
+        return None
+    solved = chosen(replace(best, mesh_problem=new), labels)
+    bound = solution.bound / solution.objective * solved.solution.objective
+    solved = replace(solved, solution=replace(solved.solution, bound=bound))
+    return replace(found, solved=[solved], request=request, brief=None)
+
+
+def carried_over(before: MeshModel, after: MeshModel, labels: Labels) -> Labels:
+    """Map labels of one model to another of the same program and mesh: each node keeps
+    its strategy where it exists, and else takes the cheapest one given the others."""
+    chosen = np.zeros(len(labels), dtype=np.int64)
+    place_of = cache(_place_of)  # Nodes with equal options share one object.
+    lost: list[int] = []
+    for n, label in enumerate(labels.tolist()):
+        old, new = before.options[n], after.options[n]
+        if old.strategies is new.strategies:
+            chosen[n] = label
+            continue
+        kept = place_of(new).get(old.strategies[label])
+        if kept is None:
+            lost.append(n)
+        else:
+            chosen[n] = kept
+    if not lost:
+        return chosen
+    for n, costs in costs_given(after.problem, chosen, lost).items():
+        chosen[n] = int(costs.argmin())
+    return chosen
+
+
+def costs_given(
+    problem: Problem, labels: Labels, nodes: Iterable[int]
+) -> dict[int, np.ndarray]:
+    """Return node → the cost of each of its options, with the labels of all others."""
+    costs = {n: problem.costs[n].astype(float) for n in nodes}
+    for source, target, table in problem.edges:
+        if source in costs:
+            costs[source] = costs[source] + table[:, labels[target]]
+        if target in costs:
+            costs[target] = costs[target] + table[labels[source], :]
+    return costs

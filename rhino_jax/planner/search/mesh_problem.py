@@ -20,9 +20,12 @@ from rhino_jax.model.neighbourhood import (
     taken_together,
 )
 from rhino_jax.model.options import NodePin, OptionBuilder, Options
-from rhino_jax.planner.search.folding import solve_mesh_problem
+from rhino_jax.planner.search.folding import (
+    first_choices,
+    solve_mesh_problem,
+    with_recipes,
+)
 from rhino_jax.planner.search.passes import FOLD, PRICE
-from rhino_jax.planner.search.recipe_choices import first_choices, with_recipes
 from rhino_jax.planner.search.records import MeshAxes, MeshProblem, Request
 from rhino_jax.solver.incumbents import EFFORTS, RECIPE_EFFORTS
 

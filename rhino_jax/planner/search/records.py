@@ -14,6 +14,7 @@ from rhino_jax.analysis.graph import Node
 from rhino_jax.cost.corrections import NO_CORRECTIONS, CostCorrections
 from rhino_jax.ir.spec import Spec
 from rhino_jax.model.build import MeshModel
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.resolved_pins import ValuePin
 from rhino_jax.planner.search.symmetry import Symmetry
 from rhino_jax.recipes.recipe_book import RecipeBook
@@ -206,6 +207,22 @@ class SolvedMesh:
         """The option of every node; a plan must fit."""
         assert self.solution.labels is not None, "nothing fits"
         return self.solution.labels
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCandidate:
+    """A plan to compile.
+
+    Attributes:
+      name: "best", a recipe, "fsdp@matmul" (a recipe that is annotated around matmuls
+        only), "fsdp@batch" (one whose parameters, optimizer state and batch alone are
+        annotated), "less communication", "more communication", or "best on 2x4"
+        (another mesh).
+      plan: the plan.
+    """
+
+    name: str
+    plan: PlanData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

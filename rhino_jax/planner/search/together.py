@@ -25,8 +25,8 @@ from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.shared import Slot, taken_with
+from rhino_jax.planner.search.folding import first_choices, with_recipes
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
-from rhino_jax.planner.search.recipe_choices import first_choices, with_recipes
 from rhino_jax.planner.search.records import MeshAxes, MeshProblem, Request
 from rhino_jax.recipes.recipes import recipes_for
 from rhino_jax.solver.incumbents import RECIPE_EFFORTS, Effort, Report

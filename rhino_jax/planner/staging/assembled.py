@@ -1,129 +1,320 @@
-"""One plan of all planned submeshes and their pipeline."""
+"""Planned submeshes: the costs of their tasks and transfers, and one plan of all.
+
+A submesh that is planned on its own receives a value replicated at no cost, though
+every one of its devices then gets all of it over the link between submeshes: a link
+that is often a tenth as fast as those inside of a submesh, over which shards can be
+gathered.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rhino_jax.errors import StageError
-from rhino_jax.ir.program import Program
-from rhino_jax.ir.spec import replicated, without
+from rhino_jax.ir.spec import replicated, share_of, without
+from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.stacks import End, Unstacked
-from rhino_jax.passes.staged.step import StagedStep, ValueKey, ValueKind
+from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKey, ValueKind
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.lines import scaled, summed
 from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.records import LineTime, Predicted, Timeline
-from rhino_jax.plan.stages import Pipeline, StagePlan, StageSend
+from rhino_jax.plan.stages import (
+    Between,
+    Pipeline,
+    StageCost,
+    StageHop,
+    StagePlan,
+    StageSend,
+)
 from rhino_jax.planner.meshes import stage_devices
 from rhino_jax.planner.search.read_back.assemble import pins_text
 from rhino_jax.planner.staging.planned import PlannedGroup
 from rhino_jax.planner.staging.shapes import GroupMeshes
-from rhino_jax.planner.staging.transfers import bytes_between
 from rhino_jax.planner.variant_search import Search
 
 
-def assemble_plan(
-    search: Search,
-    of_step: Unstacked,
-    step: StagedStep,
-    groups: Sequence[PlannedGroup],
-    pipeline: Pipeline,
-    shapes: GroupMeshes,
-    started: float,
-) -> PlanData:
-    """Return one plan of all planned submeshes.
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedStages:
+    """All submeshes, planned.
 
-    Args:
-      search: the search of the user's step.
+    Attributes:
       of_step: the step, with layer stacks split.
-      step, groups: the tasks, and the planned submeshes.
-      pipeline: the pipeline of these.
       shapes: the submeshes.
-      started: `time.monotonic()` when the search began.
+      step: their tasks.
+      groups: their plans.
+      remat: what they recompute.
     """
-    first = max(groups, key=lambda g: g.plan.predicted.peak_bytes).plan
-    mesh_axes, at = shapes.mesh_axes, shapes.stage_axis
-    devices = stage_devices(mesh_axes, shapes.places)
-    program, results = search.traced.program, range(len(step.outputs))
-    notes = [n for g in groups for n in g.plan.notes]
-    if search.request.value_pins:
-        keys = ", ".join(sorted({p.key for p in search.request.value_pins.values()}))
-        notes.append(f"pins of inner values have no effect in several stages: {keys}.")
-    if search.refine:
-        notes.append(
-            "`refine` compiles no plans of several stages: `plan.verify` does."
+
+    of_step: Unstacked
+    shapes: GroupMeshes
+    step: StagedStep
+    groups: tuple[PlannedGroup, ...]
+    remat: StagedRemat
+
+    def with_costs(self, pipeline: Pipeline) -> Pipeline:
+        """Return a pipeline with the costs of its tasks and transfers."""
+        costs = tuple(map(self._cost, range(len(self.step.chunks))))
+        return replace(
+            pipeline, costs=costs, hops=self._hops(), between=self._between()
         )
-    plan = replace(
-        first,
-        program_name=program.name,
-        fingerprint=fingerprint(program, mesh_axes),
-        mesh_axes=mesh_axes,
-        memory_budget_bytes=search.request.whole_budget_bytes,
-        inputs=_whole(
-            of_step.inputs,
-            [_input(step, groups, of_step.program, i) for i in range(len(step.home))],
-            [program.values[e.value].shape for e in program.inputs],
-            at,
-        ),
-        outputs=_whole(
-            of_step.outputs,
-            [_output(step, groups, of_step.program, j) for j in results],
-            [program.values[e.value].shape for e in program.outputs],
-            at,
-        ),
-        stages=tuple(
-            StagePlan(
-                mesh_axes=group.plan.mesh_axes,
-                devices=tuple(devices[i]),
-                decisions=group.plan.decisions,
-                predicted=group.plan.predicted,
-                sends=_sends(step, groups, i, pipeline),
+
+    def _cost(self, chunk: int) -> StageCost:
+        chunks = self.step.chunks
+        group, is_first = (
+            self.groups[chunks[chunk]],
+            chunks.index(chunks[chunk]) == chunk,
+        )
+        parts = dict.fromkeys(TaskKind, 0.0)
+        for task, seconds in group.timed():
+            if task.place == chunk if task.is_per_micro_batch else is_first:
+                parts[task.kind] += seconds
+        times = self.step.micro_batches
+        left, kept, handed = group.held(chunk)
+        return StageCost(
+            forward_s=parts[TaskKind.FORWARD] / times,
+            backward_s=parts[TaskKind.BACKWARD] / times,
+            update_s=parts[TaskKind.START] + parts[TaskKind.UPDATE],
+            activation_bytes=left,
+            fixed_bytes=group.fixed_bytes if is_first else 0,
+            working_bytes=group.working_bytes(chunk),
+            update_bytes=group.update_bytes if is_first else 0,
+            weights_s=parts[TaskKind.WEIGHT_GRADIENT] / times,
+            weight_residual_bytes=kept,
+            output_gradient_bytes=handed,
+            offloaded_bytes=group.offloaded_bytes(chunk),
+        )
+
+    def _bytes(self, source: int, target: int, key: ValueKey) -> int:
+        """Return the bytes per device of a value that one submesh sends to another: in
+        the target's layout, sharded over the mesh axes of equal size. Sent to more
+        devices, they count in proportion."""
+        ends = [self.groups[end].sizes for end in (source, target)]
+        unlike = [axis for axis, (m, n) in enumerate(zip(*ends, strict=True)) if m != n]
+        aval = self.step.types[key]
+        spec = without(self.groups[target].specs[key], unlike)
+        share = share_of(spec, tuple(aval.shape), ends[1])
+        times = max(1.0, math.prod(ends[1]) / math.prod(ends[0]))
+        return math.ceil(aval.size * getattr(aval.dtype, "itemsize", 4) * share * times)
+
+    def _between(self) -> tuple[Between, ...]:
+        """Return the tasks of every submesh between forward and backward passes; empty
+        where there are none."""
+        kinds = {task.kind for tasks in self.step.tasks for task in tasks}
+        if TaskKind.BETWEEN not in kinds:
+            return ()
+        receives = [dict[int, int]() for _ in self.groups]
+        seconds = [
+            sum((s for task, s in group.timed() if task.kind is TaskKind.BETWEEN), 0.0)
+            for group in self.groups
+        ]
+        for send in self.step.met:
+            size = self._bytes(send.source, send.target, send.key)
+            of = receives[send.target]
+            of[send.source] = of.get(send.source, 0) + size
+        return tuple(
+            Between(s, tuple(sorted(of.items())))
+            for s, of in zip(seconds, receives, strict=True)
+        )
+
+    def _hops(self) -> tuple[StageHop, ...]:
+        """Return the chunks between which anything is sent, and bytes per micro-batch.
+
+        Sums over all micro-batches, and values that updates exchange, are sent once a
+        step and count no bytes. A value that several chunks of a submesh read is sent
+        to the first of them, after which the others run; within a submesh nothing is
+        sent.
+        """
+        step, sizes = self.step, dict[tuple[int, int], list[int]]()  # forward, backward
+        made: dict[ValueKey, int] = {}
+        readers: dict[tuple[ValueKey, int], int] = {}
+        tasks = [t for mine in step.tasks for t in mine]
+        for task in tasks:
+            if task.is_per_micro_batch:
+                made.update(
+                    (k, task.place) for k in task.makes if k.kind is ValueKind.INSIDE
+                )
+        for task in tasks:
+            for key in task.reads:
+                source = made.get(key, task.place)
+                if not task.is_per_micro_batch or source == task.place:
+                    continue
+                pair = min(source, task.place), max(source, task.place)
+                into = sizes.setdefault(pair, [0, 0])
+                if step.chunks[source] == task.group:
+                    continue
+                if (first := readers.get((key, task.group))) is not None:
+                    if first != task.place:
+                        near = min(first, task.place), max(first, task.place)
+                        sizes.setdefault(near, [0, 0])
+                    continue
+                readers[key, task.group] = task.place
+                size = self._bytes(step.chunks[source], task.group, key)
+                into[source > task.place] += size
+        for send in step.sends:
+            pair = min(send.source, send.target), max(send.source, send.target)
+            known = {tuple(sorted((step.chunks[a], step.chunks[b]))) for a, b in sizes}
+            if pair not in known:
+                sizes[step.chunks.index(pair[0]), step.chunks.index(pair[1])] = [0, 0]
+        return tuple(
+            StageHop(min(pair), max(pair), ahead, back, *self.shapes.hop)
+            for pair, (ahead, back) in sorted(sizes.items())
+        )
+
+    def plan(self, search: Search, pipeline: Pipeline, started: float) -> PlanData:
+        """Return one plan of all planned submeshes.
+
+        Args:
+          search: the search of the user's step.
+          pipeline: the pipeline of the submeshes.
+          started: `time.monotonic()` when the search began.
+        """
+        step, groups, of_step, shapes = (
+            self.step,
+            self.groups,
+            self.of_step,
+            self.shapes,
+        )
+        first = max(groups, key=lambda g: g.plan.predicted.peak_bytes).plan
+        mesh_axes, at = shapes.mesh_axes, shapes.stage_axis
+        devices = stage_devices(mesh_axes, shapes.places)
+        program = search.traced.program
+        notes = [n for g in groups for n in g.plan.notes]
+        if search.request.value_pins:
+            keys = ", ".join(
+                sorted({p.key for p in search.request.value_pins.values()})
             )
-            for i, group in enumerate(groups)
-        ),
-        collectives=tuple(c for g in groups for c in g.plan.collectives),
-        transforms=search.transforms,
-        pipeline=pipeline,
-        recipes={},
-        timeline=Timeline(),
-        pins=pins_text(
-            search.running.program,
-            replace(search.request, value_pins={}),
-            [name for name, _ in mesh_axes],
-        ),
-        notes=tuple(dict.fromkeys(notes)),
-    )
-    simulation = simulate(schedule_of(pipeline))
-    parts, step_s = [g.plan.predicted for g in groups], simulation.step_time_s
-    compute_s = max(p.compute_s for p in parts)
-    predicted = Predicted(
-        step_time_s=step_s,
-        compute_s=compute_s,
-        communication_s=max(step_s - compute_s, 0.0),
-        peak_bytes=simulation.peak_bytes,
-        flops_per_device=max(p.flops_per_device for p in parts),
-    )
-    report = replace(
-        plan.search,
-        status="feasible",
-        objective_s=predicted.step_time_s,
-        bound_s=0.0,
-        gap=1.0,
-        seconds=time.monotonic() - started,
-    )
-    # The mean over devices; the rest is idle time.
-    lines = [
-        line
-        for group, own in zip(groups, devices, strict=True)
-        for line in scaled(group.plan.line_times, len(own) / sum(map(len, devices)))
-    ]
-    idle_s = predicted.step_time_s - sum(line.seconds for line in lines)
-    times = summed([*lines, LineTime("", idle_s=max(idle_s, 0.0))])
-    return replace(plan, predicted=predicted, search=report, line_times=times)
+            notes.append(
+                f"pins of inner values have no effect in several stages: {keys}."
+            )
+        if search.refine:
+            notes.append(
+                "`refine` compiles no plans of several stages: `plan.verify` does."
+            )
+        plan = replace(
+            first,
+            program_name=program.name,
+            fingerprint=fingerprint(program, mesh_axes),
+            mesh_axes=mesh_axes,
+            memory_budget_bytes=search.request.whole_budget_bytes,
+            inputs=_whole(
+                of_step.inputs,
+                [self._input(i) for i in range(len(step.home))],
+                [program.values[e.value].shape for e in program.inputs],
+                at,
+            ),
+            outputs=_whole(
+                of_step.outputs,
+                [self._output(j) for j in range(len(step.outputs))],
+                [program.values[e.value].shape for e in program.outputs],
+                at,
+            ),
+            stages=tuple(
+                StagePlan(
+                    mesh_axes=group.plan.mesh_axes,
+                    devices=tuple(devices[i]),
+                    decisions=group.plan.decisions,
+                    predicted=group.plan.predicted,
+                    sends=self._sends(i, pipeline),
+                )
+                for i, group in enumerate(groups)
+            ),
+            collectives=tuple(c for g in groups for c in g.plan.collectives),
+            transforms=search.transforms,
+            pipeline=pipeline,
+            recipes={},
+            timeline=Timeline(),
+            pins=pins_text(
+                search.running.program,
+                replace(search.request, value_pins={}),
+                [name for name, _ in mesh_axes],
+            ),
+            notes=tuple(dict.fromkeys(notes)),
+        )
+        simulation = simulate(schedule_of(pipeline))
+        parts, step_s = [g.plan.predicted for g in groups], simulation.step_time_s
+        compute_s = max(p.compute_s for p in parts)
+        predicted = Predicted(
+            step_time_s=step_s,
+            compute_s=compute_s,
+            communication_s=max(step_s - compute_s, 0.0),
+            peak_bytes=simulation.peak_bytes,
+            flops_per_device=max(p.flops_per_device for p in parts),
+        )
+        report = replace(
+            plan.search,
+            status="feasible",
+            objective_s=predicted.step_time_s,
+            bound_s=0.0,
+            gap=1.0,
+            seconds=time.monotonic() - started,
+        )
+        # The mean over devices; the rest is idle time.
+        lines = [
+            line
+            for group, own in zip(groups, devices, strict=True)
+            for line in scaled(group.plan.line_times, len(own) / sum(map(len, devices)))
+        ]
+        idle_s = predicted.step_time_s - sum(line.seconds for line in lines)
+        times = summed([*lines, LineTime("", idle_s=max(idle_s, 0.0))])
+        return replace(plan, predicted=predicted, search=report, line_times=times)
+
+    def _input(self, position: int) -> Leaf:
+        program, home = self.of_step.program, self.step.home[position]
+        entry, group, key = (
+            program.inputs[position],
+            self.groups[home],
+            ValueKey(ValueKind.INPUT, position),
+        )
+        if key in group.of.arguments:
+            leaf = group.plan.inputs[group.of.arguments.index(key)]
+        else:
+            value = program.values[entry.value]
+            spec = replicated(value.rank)
+            leaf = Leaf(entry.path, value.shape, value.dtype, spec, value.bytes)
+        return replace(leaf, path=entry.path, stage=home, is_donated=entry.is_donated)
+
+    def _output(self, position: int) -> Leaf:
+        program, made = self.of_step.program, self.step.outputs[position]
+        end = program.outputs[position]
+        value = program.values[end.value]
+        if not isinstance(made, tuple):
+            return Leaf(
+                end.path, value.shape, value.dtype, replicated(value.rank), value.bytes
+            )
+        home, key = made
+        if key.kind is ValueKind.INPUT:
+            leaf = self._input(key.number)
+            return replace(leaf, path=end.path, is_donated=False)
+        group = self.groups[home]
+        leaf = group.plan.outputs[group.of.results.index(key)]
+        return replace(leaf, path=end.path, stage=home)
+
+    def _sends(self, position: int, pipeline: Pipeline) -> tuple[StageSend, ...]:
+        step, of = self.step, self.step.chunks
+        rates = {
+            (min(of[h.source], of[h.target]), max(of[h.source], of[h.target])): (
+                h.bytes_per_s
+            )
+            for h in pipeline.hops
+        }
+        found = []
+        for send in step.sends:
+            if send.source != position:
+                continue
+            pair = min(send.source, send.target), max(send.source, send.target)
+            times = pipeline.micro_batches if send.key.kind is ValueKind.INSIDE else 1
+            aval = step.types[send.key]
+            size = times * int(aval.size) * int(getattr(aval.dtype, "itemsize", 4))
+            local = times * self._bytes(position, send.target, send.key)
+            what = f"{aval.dtype.name}{list(aval.shape)} of a {send.kind} pass"
+            found.append(StageSend(send.target, what, size, local / rates[pair]))
+        return tuple(found)
 
 
 def _whole(
@@ -164,60 +355,3 @@ def _whole(
             )
         found[end.whole] = replace(before, num_stages=end.part + 1)
     return tuple(found[i] for i in range(len(found)))
-
-
-def _input(
-    step: StagedStep, groups: Sequence[PlannedGroup], program: Program, position: int
-) -> Leaf:
-    entry, home = program.inputs[position], step.home[position]
-    group, key = groups[home], ValueKey(ValueKind.INPUT, position)
-    if key in group.of.arguments:
-        leaf = group.plan.inputs[group.of.arguments.index(key)]
-    else:
-        value = program.values[entry.value]
-        spec = replicated(value.rank)
-        leaf = Leaf(entry.path, value.shape, value.dtype, spec, value.bytes)
-    return replace(leaf, path=entry.path, stage=home, is_donated=entry.is_donated)
-
-
-def _output(
-    step: StagedStep, groups: Sequence[PlannedGroup], program: Program, position: int
-) -> Leaf:
-    end, made = program.outputs[position], step.outputs[position]
-    value = program.values[end.value]
-    if not isinstance(made, tuple):
-        return Leaf(
-            end.path, value.shape, value.dtype, replicated(value.rank), value.bytes
-        )
-    home, key = made
-    if key.kind is ValueKind.INPUT:
-        leaf = _input(step, groups, program, key.number)
-        return replace(leaf, path=end.path, is_donated=False)
-    group = groups[home]
-    leaf = group.plan.outputs[group.of.results.index(key)]
-    return replace(leaf, path=end.path, stage=home)
-
-
-def _sends(
-    step: StagedStep, groups: Sequence[PlannedGroup], position: int, pipeline: Pipeline
-) -> tuple[StageSend, ...]:
-    of = step.chunks
-    rates = {
-        (min(of[h.source], of[h.target]), max(of[h.source], of[h.target])): (
-            h.bytes_per_s
-        )
-        for h in pipeline.hops
-    }
-    found = []
-    for send in step.sends:
-        if send.source != position:
-            continue
-        pair = min(send.source, send.target), max(send.source, send.target)
-        times = pipeline.micro_batches if send.key.kind is ValueKind.INSIDE else 1
-        aval = step.types[send.key]
-        size = times * int(aval.size) * int(getattr(aval.dtype, "itemsize", 4))
-        ends = groups[position], groups[send.target]
-        local = times * bytes_between(step, *ends, send.key)
-        what = f"{aval.dtype.name}{list(aval.shape)} of a {send.kind} pass"
-        found.append(StageSend(send.target, what, size, local / rates[pair]))
-    return tuple(found)

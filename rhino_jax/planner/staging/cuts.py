@@ -29,8 +29,7 @@ from rhino_jax.pipeline.work import FORWARD_ONLY, StepWork
 from rhino_jax.planner.decision import MIN_GAIN, NOT_POSSIBLE, NotFaster
 from rhino_jax.planner.meshes import AUTO, MeshAxes
 from rhino_jax.planner.staging import schedules
-from rhino_jax.planner.staging.pins import pinned_ops
-from rhino_jax.planner.staging.problem import estimate_work, problem_of
+from rhino_jax.planner.staging.problem import estimate_work, pinned_ops, problem_of
 from rhino_jax.planner.staging.shapes import (
     GroupMeshes,
     StepBound,
@@ -42,7 +41,6 @@ from rhino_jax.planner.staging.slices import (
     Slicing,
     check_length,
     paced,
-    sums_s,
 )
 from rhino_jax.planner.variant_search import Search
 
@@ -114,7 +112,6 @@ class StagingRequest:
       slices: sequence slices of schedule `token-slices`: their number, or their
         lengths; empty: chosen here.
       finds: results of searches of the step, and of its submeshes.
-      enough_s: seconds that the step has to be shorter than.
     """
 
     search: Search
@@ -124,7 +121,6 @@ class StagingRequest:
     started: float
     slices: tuple[int, ...] = ()
     finds: SubmeshSearches = field(default_factory=SubmeshSearches)
-    enough_s: float = math.inf
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -226,7 +222,7 @@ def cuts_of(
             refused = error
         if refused is not None or schedule != AUTO:
             raise asked.one_micro_batch(refused) from None
-    bound = StepBound([count], asked.enough_s)
+    bound = StepBound([count], search.enough_s)
     shapes = shapes_of(search, sides, shares, meshes, asked.finds, bound)
     bound.check(shapes)
     pins = pinned_ops(search.stage_pins, of_step, apart, sides, search.kept)
@@ -284,17 +280,8 @@ def _in_slices(whole: CutStep, sides: Sides, problem: CutProblem) -> list[CutSte
       problem: the cut problem that it is a solution of.
     """
     asked, stages = whole.asked, whole.chosen.stages
-    target = asked.search.target
-    slicing = Slicing(
-        whole.apart,
-        sides,
-        whole.shapes,
-        stages,
-        whole.work,
-        schedules.DISPATCH_S,
-        sums_s(problem, stages, target.device.hbm_bytes_per_s),
-        target.device.launch_s,
-    )
+    device, split = asked.search.target.device, (whole.apart, sides, whole.shapes)
+    slicing = Slicing(*split, problem, stages, whole.work, device)
     return [
         replace(whole, work=in_slices, slices=lengths)
         for lengths, in_slices in slicing.ways(asked.slices)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -20,88 +20,22 @@ from rhino_jax.passes.staged.staging import staged
 from rhino_jax.passes.staged.step import StagedStep, TaskSend
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.schedules.searched import SEARCHED
-from rhino_jax.pipeline.simulation import Simulation
-from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.work import FORWARD_ONLY
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import Pipeline, runs_of
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.staging import schedules
-from rhino_jax.planner.staging.assembled import assemble_plan
+from rhino_jax.planner.staging.assembled import PlannedStages
 from rhino_jax.planner.staging.cuts import CutStep
-from rhino_jax.planner.staging.groups import GroupLayouts, plan_groups
-from rhino_jax.planner.staging.planned import FIX, PlannedGroup, Room
-from rhino_jax.planner.staging.shapes import GroupMeshes, SubmeshSearches
-from rhino_jax.planner.staging.transfers import with_costs
+from rhino_jax.planner.staging.groups import (
+    FittingGroups,
+    GroupLayouts,
+    GroupsSearch,
+)
+from rhino_jax.planner.staging.planned import PlannedGroup, Room
+from rhino_jax.planner.staging.shapes import GroupMeshes
 from rhino_jax.planner.variant_search import Search
 from rhino_jax.runtime.tasks.executable import step_of, unstacked_of
-from rhino_jax.units import format_bytes
-
-
-MAX_TRIES = 3
-"""Maximum number of tries to make room for inputs that arrive ahead of their use, whose
-bytes are known once all submeshes are planned."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FittingGroups:
-    """Planned submeshes that fit, and their pipeline.
-
-    Attributes:
-      step: the tasks of all submeshes.
-      groups: the planned submeshes.
-      pipeline: the pipeline of these.
-      simulation: the pipeline's simulated schedule.
-      room: the memory set aside for residuals and inputs that arrive early.
-    """
-
-    step: StagedStep
-    groups: tuple[PlannedGroup, ...]
-    pipeline: Pipeline
-    simulation: Simulation
-    room: Room
-
-
-def run_that_fits(
-    plan: Callable[[Room], tuple[StagedStep, Sequence[PlannedGroup], StagedRemat]],
-    pipeline_of: Callable[[StagedStep, Sequence[PlannedGroup], StagedRemat], Pipeline],
-    room: Room,
-    limit_bytes: float,
-) -> FittingGroups:
-    """Plan submeshes until they fit with inputs that arrive early.
-
-    Args:
-      plan: plans all submeshes with some room, see `groups.plan_groups`.
-      pipeline_of: (tasks, planned submeshes, remat) → pipeline.
-      room: the memory to set aside at first.
-      limit_bytes: the memory budget of a device.
-    Raises:
-      InfeasiblePlanError: a submesh does not fit.
-    """
-    for _ in range(MAX_TRIES):
-        step, groups, remat = plan(room)
-        pipeline = pipeline_of(step, groups, remat)
-        simulation = simulate(schedule_of(pipeline))
-        peaks = simulation.group_peak_bytes
-        if max(peaks) <= limit_bytes:
-            room = replace(room, remat=remat)
-            return FittingGroups(step, tuple(groups), pipeline, simulation, room)
-        ahead = [
-            max(0, peak - group.peak_bytes(step, in_flight))
-            if peak > limit_bytes
-            else known
-            for peak, group, in_flight, known in zip(
-                peaks, groups, room.in_flight, room.ahead_bytes, strict=True
-            )
-        ]
-        room = replace(room, ahead_bytes=tuple(ahead), remat=remat)
-    worst = max(range(len(peaks)), key=lambda group: peaks[group])
-    raise InfeasiblePlanError(
-        f"stage {worst} does not fit with what reaches it early.",
-        where=f"memory budget {format_bytes(int(limit_bytes))} per device",
-        numbers=f"{format_bytes(peaks[worst])} at its peak by {pipeline.schedule}",
-        fix=FIX,
-    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +53,7 @@ class Laid:
     @property
     def groups(self) -> tuple[PlannedGroup, ...]:
         """The planned submeshes; empty if one does not fit."""
-        return self.run.groups if self.run else ()
+        return self.run.stages.groups if self.run else ()
 
     @property
     def step_s(self) -> float:
@@ -157,25 +91,26 @@ class SolvedStages:
 
     Attributes:
       search: the search of the user's step.
-      of_step: the step, with layer stacks split.
-      shapes: the submeshes.
       run: the planned submeshes and their pipeline.
     """
 
     search: Search
-    of_step: Unstacked
-    shapes: GroupMeshes
     run: FittingGroups
+
+    @property
+    def of_step(self) -> Unstacked:
+        """The step, with layer stacks split."""
+        return self.run.stages.of_step
 
     @property
     def step(self) -> StagedStep:
         """The tasks of all submeshes."""
-        return self.run.step
+        return self.run.stages.step
 
     @property
     def groups(self) -> tuple[PlannedGroup, ...]:
         """The planned submeshes."""
-        return self.run.groups
+        return self.run.stages.groups
 
     @property
     def request(self) -> Request:
@@ -258,16 +193,7 @@ class SolvedStages:
         Args:
           started: `time.monotonic()` when the search began.
         """
-        run = self.run
-        made = assemble_plan(
-            self.search,
-            self.of_step,
-            run.step,
-            run.groups,
-            run.pipeline,
-            self.shapes,
-            started,
-        )
+        made = self.run.stages.plan(self.search, self.run.pipeline, started)
         return replace(made, origin=self)
 
     def _handed(self) -> Iterator[tuple[TaskSend, Spec]]:
@@ -278,13 +204,11 @@ class SolvedStages:
     def _run(
         self, held: GroupLayouts, level: str, before: Sequence[PlannedGroup]
     ) -> FittingGroups:
-        search = self.search.asking(level=level, deadline=math.inf)
+        search, step = self.search.asking(level=level, deadline=math.inf), self.step
         limit, known = search.request.memory_budget_bytes, self.run.pipeline
 
-        def pipeline_of(
-            step: StagedStep, groups: Sequence[PlannedGroup], _: StagedRemat
-        ) -> Pipeline:
-            pipeline = with_costs(known, step, groups, self.shapes)
+        def pipeline_of(stages: PlannedStages) -> Pipeline:
+            pipeline = stages.with_costs(known)
             # A searched order does not depend on the costs of tasks; nor does one that
             # transfers of offloaded values follow.
             is_known = pipeline.schedule in (SEARCHED, FORWARD_ONLY)
@@ -292,21 +216,15 @@ class SolvedStages:
                 return pipeline
             return schedules.settle(pipeline, search.options.schedule, limit)
 
-        return run_that_fits(
-            lambda room: plan_groups(
-                search,
-                lambda _: self.step,
-                self.of_step,
-                self.shapes,
-                room,
-                SubmeshSearches(),
-                held,
-                before,
-            ),
-            pipeline_of,
-            replace(self.run.room, may_recompute=False),
-            limit,
-        )
+        return GroupsSearch(
+            search=search,
+            of_step=self.of_step,
+            shapes=self.run.stages.shapes,
+            step_of=lambda _: step,
+            pipeline_of=pipeline_of,
+            held=held,
+            before=before,
+        ).fit(replace(self.run.room, may_recompute=False))
 
 
 def solve_again(search: Search, plan: PlanData) -> SolvedStages:
@@ -326,15 +244,15 @@ def solve_again(search: Search, plan: PlanData) -> SolvedStages:
     flights = (1,) * shapes.groups
     if pipeline.schedule != FORWARD_ONLY:
         flights = schedules.flights_of(schedule_of(pipeline), len(pipeline.costs))
-    run = run_that_fits(
-        lambda room: plan_groups(
-            search, lambda _: step, of_step, shapes, room, SubmeshSearches()
-        ),
-        lambda step, groups, _: with_costs(pipeline, step, groups, shapes),
-        Room(flights, (0,) * shapes.groups, remat=remat),
-        search.request.memory_budget_bytes,
+    groups = GroupsSearch(
+        search=search,
+        of_step=of_step,
+        shapes=shapes,
+        step_of=lambda _: step,
+        pipeline_of=lambda stages: stages.with_costs(pipeline),
     )
-    return SolvedStages(search, of_step, shapes, run)
+    run = groups.fit(Room(flights, (0,) * shapes.groups, remat=remat))
+    return SolvedStages(search, run)
 
 
 def fit_stages(cut_step: CutStep, candidate: schedules.EstimatedSchedule) -> PlanData:
@@ -387,25 +305,23 @@ def fit_stages(cut_step: CutStep, candidate: schedules.EstimatedSchedule) -> Pla
         would_recompute,
     )
 
-    def pipeline_of(
-        step: StagedStep, groups: Sequence[PlannedGroup], remat: StagedRemat
-    ) -> Pipeline:
-        by_stage = tuple(group.remat for group in groups)
+    def pipeline_of(stages: PlannedStages) -> Pipeline:
+        by_stage = tuple(group.remat for group in stages.groups)
         pipeline = Pipeline(
-            micro_batches=step.micro_batches,
+            micro_batches=stages.step.micro_batches,
             schedule=candidate.name,
             runs=runs_of(cut_step.chosen.stages),
             costs=(),
             hops=(),
             per_microbatch=asked.places,
-            group_of=step.chunks if cut_step.slices else cut_step.group_of,
+            group_of=stages.step.chunks if cut_step.slices else cut_step.group_of,
             is_split=candidate.is_split,
-            recomputed=tuple(sorted(remat.chunks)),
+            recomputed=tuple(sorted(stages.remat.chunks)),
             remat=by_stage if any(x.choice for x in by_stage) else (),
             slices=cut_step.slices,
             unrolled_trips=of_step.unrolled_trips,
         )
-        pipeline = with_costs(pipeline, step, groups, shapes)
+        pipeline = stages.with_costs(pipeline)
         if pipeline.is_offloaded:
             # Offloaded values are transferred in the order of this schedule.
             return replace(pipeline, host_bytes_per_s=host_bytes_per_s or 0.0)
@@ -413,21 +329,15 @@ def fit_stages(cut_step: CutStep, candidate: schedules.EstimatedSchedule) -> Pla
             return pipeline
         return schedules.settle(pipeline, asked.schedule, limit)
 
-    run = run_that_fits(
-        lambda room: plan_groups(
-            search,
-            step_of,
-            of_step,
-            shapes,
-            room,
-            asked.finds,
-            # Values of sequence slices are not chosen one by one.
-            sides=None if cut_step.slices else sides,
-        ),
-        pipeline_of,
-        room,
-        limit,
-    )
+    run = GroupsSearch(
+        search=search,
+        of_step=of_step,
+        shapes=shapes,
+        step_of=step_of,
+        pipeline_of=pipeline_of,
+        finds=asked.finds,
+        # Values of sequence slices are not chosen one by one.
+        sides=None if cut_step.slices else sides,
+    ).fit(room)
     # Later questions report no progress, and are not dumped as passes of this search.
-    solved = SolvedStages(search.quiet(*search.meshes), of_step, shapes, run)
-    return solved.plan(asked.started)
+    return SolvedStages(search.quiet(*search.meshes), run).plan(asked.started)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rhino_jax.passes.staged.layers import Layers, layers_of
 from rhino_jax.passes.staged.sides import sides_of
@@ -33,51 +32,33 @@ MAX_FORMS = 6
 """Maximum number of splits that are compared by an estimate, before planning."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoopStages:
-    """Consecutive stages that hold the parts of a loop.
-
-    Attributes:
-      first: the first of them.
-      count: the number of stages; 1: the loop is whole.
-    """
-
-    first: int
-    count: int
-
-    @property
-    def last(self) -> int:
-        """The last stage."""
-        return self.first + self.count - 1
-
-
-def choices_of(length: int, shares: Sequence[int]) -> list[LoopStages]:
+def choices_of(length: int, shares: Sequence[int]) -> list[range]:
     """Return the consecutive stages over which some layers can be split in proportion
     to the submeshes' shares."""
-    found = []
-    for first in range(len(shares)):
-        for count in range(1, len(shares) - first + 1):
-            mine = shares[first : first + count]
-            # A larger submesh shards its part by layers, too.
-            if count == 1 or (length % sum(mine) == 0 and min(mine) == 1):
-                found.append(LoopStages(first, count))
-    return found
+    return [
+        range(first, end)
+        for first in range(len(shares))
+        for end in range(first + 1, len(shares) + 1)
+        for mine in [shares[first:end]]
+        # A larger submesh shards its part by layers, too.
+        if len(mine) == 1 or (length % sum(mine) == 0 and min(mine) == 1)
+    ]
 
 
 def rows_of(
-    choices: Sequence[Sequence[LoopStages]], after: Sequence[set[int]]
-) -> list[tuple[LoopStages, ...]]:
+    choices: Sequence[Sequence[range]], after: Sequence[set[int]]
+) -> list[tuple[range, ...]]:
     """Return the stages of all loops; a loop that comes after another starts no earlier
     than the stage where that one ends."""
 
-    found: list[tuple[LoopStages, ...]] = [()]
+    found: list[tuple[range, ...]] = [()]
     for at, own in enumerate(choices):
         found = [
             (*rows, row)
             for rows in found
             for row in own
-            if all(rows[f].last <= row.first for f in after[at] if f < at)
-            and all(row.last <= rows[g].first for g in range(at) if at in after[g])
+            if all(rows[f][-1] <= row[0] for f in after[at] if f < at)
+            and all(row[-1] <= rows[g][0] for g in range(at) if at in after[g])
         ]
     return found
 
@@ -104,28 +85,28 @@ def parts_of(
     layers, took = [layers[k] for k in chosen], [took[k] for k in chosen]
     after = [{chosen.index(f) for f in x.after if f in chosen} for x in layers]
     is_even = len({*shares}) == 1
-    least: dict[tuple[LoopStages, ...], float] = {}
+    least: dict[tuple[range, ...], float] = {}
     most = math.inf
     for rows in rows_of([choices_of(x.length, shares) for x in layers], after):
         low, high = _bounds(took, rows, shares, rest)
         # With submeshes of equal size, the stage cut chooses the stages.
-        key = tuple(LoopStages(0, r.count) for r in rows) if is_even else rows
+        key = tuple(range(len(row)) for row in rows) if is_even else rows
         least[key] = min(low, least.get(key, math.inf))
         most = min(most, high)
     good = [rows for rows, low in least.items() if low <= most]
     found = heapq.nsmallest(
-        MAX_FORMS, good, key=lambda rows: (least[rows], sum(-r.count for r in rows))
+        MAX_FORMS, good, key=lambda rows: (least[rows], sum(-len(row) for row in rows))
     )
     return [
         tuple(
             LayerStack(
                 of.slots,
                 tuple(of.length * share // sum(mine) for share in mine),
-                None if is_even else row.first,
+                None if is_even else row[0],
             )
             for of, row in zip(layers, rows, strict=True)
-            if row.count > 1
-            for mine in [shares[row.first : row.last + 1]]
+            if len(row) > 1
+            for mine in [shares[row[0] : row[-1] + 1]]
         )
         for rows in found
     ]
@@ -133,16 +114,15 @@ def parts_of(
 
 def _bounds(
     took: Sequence[float],
-    rows: Sequence[LoopStages],
+    rows: Sequence[range],
     shares: Sequence[int],
     rest: float,
 ) -> tuple[float, float]:
     """Bound the seconds of the slowest stage, per share of devices: (lower, upper)."""
     loads = [0.0] * len(shares)
     for seconds, row in zip(took, rows, strict=True):
-        mine = range(row.first, row.last + 1)
-        for s in mine:
-            loads[s] += seconds * shares[s] / sum(shares[k] for k in mine)
+        for s in row:
+            loads[s] += seconds * shares[s] / sum(shares[k] for k in row)
     # The rest fills up the stages that have the least work.
     paces = sorted(
         (load / share, share) for load, share in zip(loads, shares, strict=True)
@@ -182,14 +162,14 @@ def forms_of(
     program, meshes = whole.of_step.program, whole.search.meshes
     layers = all_layers(whole)
     choices = [choices_of(of.length, whole.shares) for of in layers]
-    is_whole = all(row.count == 1 for rows in choices for row in rows)
+    is_whole = all(len(row) == 1 for rows in choices for row in rows)
     is_whole |= any(entry.is_const for entry in program.inputs)
-    if is_whole and math.isinf(whole.enough_s):
+    if is_whole and math.isinf(whole.search.enough_s):
         return [()], meshes
     apart = whole.apart(counts[0])
     sides = sides_of(apart)
     search, shares = whole.search, whole.shares
-    bound = StepBound([n for counts in rounds for n in counts], whole.enough_s)
+    bound = StepBound([n for counts in rounds for n in counts], search.enough_s)
     shapes = shapes_of(search, sides, shares, meshes, whole.finds, bound)
     bound.check(shapes)
     if is_whole:

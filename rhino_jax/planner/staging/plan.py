@@ -110,15 +110,12 @@ def _arguments(program: Program) -> dict[str, int]:
 
 
 @no_garbage_collection()
-def plan_stages(
-    search: Search, shares: tuple[int, ...], enough_s: float = math.inf
-) -> PlanData:
+def plan_stages(search: Search, shares: tuple[int, ...]) -> PlanData:
     """Return the plan of a step in some number of stages.
 
     Args:
       search: the search of the user's step.
       shares: number of places of each submesh along the stage axis.
-      enough_s: seconds that the step has to be shorter than.
     Raises:
       StageError, MicrobatchError, InfeasiblePlanError, ScheduleError, PinError.
       NotFaster: no step is short enough.
@@ -138,18 +135,11 @@ def plan_stages(
     copies_stacks = search.target.device.copies_stacks
     may_unroll = options.loops == AUTO and copies_stacks and has_pairs(traced.program)
     search = search.asking(progress=None)  # Stages are searched one by one.
+    if may_unroll:  # Unrolled, a step may be short enough that is not in loops.
+        search = replace(search, enough_s=math.inf)
     if schedules.has_several(schedule):
         search = replace(search, kept={})
-    whole = StagingRequest(
-        search,
-        split(()),
-        shares,
-        schedule,
-        started,
-        slices,
-        # Unrolled, a step may be short enough that is not in loops.
-        enough_s=math.inf if may_unroll else enough_s,
-    )
+    whole = StagingRequest(search, split(()), shares, schedule, started, slices)
     for layers in all_layers(whole) if min(shares) > 1 else ():
         if layers.length % sum(shares) == 0:  # Whole because of the submeshes' sizes.
             raise StageError(

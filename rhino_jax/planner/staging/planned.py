@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -35,18 +35,11 @@ from rhino_jax.pipeline.offload import MOVING
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.resolved_pins import ValuePin
 from rhino_jax.plan.stages import KEPT, StageRemat
-from rhino_jax.planner.meshes import MeshAxes
-from rhino_jax.planner.search.carried import search_held
-from rhino_jax.planner.search.driver import search_again
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.staging.shapes import (
-    SubmeshSearches,
-    seconds_by_op,
     with_regions,
 )
-from rhino_jax.planner.variant_search import Search
-from rhino_jax.runtime.tasks.programs import donated, held_bytes, held_specs
-from rhino_jax.units import format_bytes
+from rhino_jax.runtime.tasks.programs import donated, held_bytes
 
 
 class _Usage(NamedTuple):
@@ -108,7 +101,9 @@ def _inside(
 
 
 MAX_TRIES = 3
-"""Maximum number of tries to make room for the residuals of micro-batches in flight."""
+"""Maximum number of tries to make room for the residuals of micro-batches in flight, or
+for inputs that arrive ahead of their use, whose bytes are known once all submeshes are
+planned."""
 
 FIX = "take more micro-batches, more stages or more devices."
 
@@ -142,6 +137,7 @@ class PlannedGroup:
     """A planned submesh.
 
     Attributes:
+      step: the tasks of all submeshes.
       of: its tasks as one program.
       found: the problem of that program, and its solution.
       plan: the plan of that solution.
@@ -156,6 +152,7 @@ class PlannedGroup:
       waits_s: estimated seconds of a step that it waits for offloaded values.
     """
 
+    step: StagedStep
     of: GroupProgram
     found: SearchResult
     plan: PlanData
@@ -191,32 +188,41 @@ class PlannedGroup:
             and all(specs[of.results[i]] == spec for i, spec in outputs.items())
         )
 
-    def bytes(self, step: StagedStep, key: ValueKey) -> int:
+    @property
+    def group(self) -> int:
+        """Position of the submesh."""
+        return self.of.tasks[0].group
+
+    @cached_property
+    def residuals(self) -> TaskResiduals:
+        """The values that its tasks leave one another."""
+        return TaskResiduals.of(self.of.tasks, self.step.received(self.group))
+
+    def bytes(self, key: ValueKey) -> int:
         """Return the bytes of a value on one device."""
-        return held_bytes(step.types[key], self.specs[key], self.sizes, self.tile)
+        return held_bytes(self.step.types[key], self.specs[key], self.sizes, self.tile)
 
-    def left_bytes(self, step: StagedStep) -> int:
-        """Return the bytes of the residuals that a micro-batch's forward pass saves for
-        its backward pass."""
-        return sum(self.held(step, chunk)[0] for chunk in self.chunks)
+    @property
+    def left_bytes(self) -> int:
+        """The bytes of the residuals that a micro-batch's forward pass saves for its
+        backward pass."""
+        return sum(self.held(chunk)[0] for chunk in self.chunks)
 
-    def offloaded_bytes(self, step: StagedStep, chunk: int | None = None) -> int:
+    def offloaded_bytes(self, chunk: int | None = None) -> int:
         """Return the bytes of offloaded residuals; of a chunk, or of all."""
-        tasks = self.of.tasks
-        group = tasks[0].group
-        sent = step.waits_on_host(group)
-        left = TaskResiduals.of(tasks, step.received(group)).left if sent else {}
+        sent = self.step.waits_on_host(self.group)
+        left = self.residuals.left if sent else {}
         return sum(
-            self.bytes(step, key)
+            self.bytes(key)
             for key, at in left.items()
             if key in sent and chunk in (None, at)
         )
 
-    def flying_bytes(self, step: StagedStep, in_flight: int) -> int:
+    def flying_bytes(self, in_flight: int) -> int:
         """Return the bytes of the residuals of some micro-batches in flight; of
         offloaded values, those in transfer."""
-        sent = self.offloaded_bytes(step)
-        kept = self.left_bytes(step) - sent
+        sent = self.offloaded_bytes()
+        kept = self.left_bytes - sent
         return in_flight * kept + min(in_flight, MOVING) * sent
 
     @property
@@ -225,22 +231,21 @@ class PlannedGroup:
         of = {t.place: None for t in self.of.tasks if t.is_per_micro_batch}
         return tuple(sorted(of))
 
-    def held(self, step: StagedStep, chunk: int) -> tuple[int, int, int]:
+    def held(self, chunk: int) -> tuple[int, int, int]:
         """Return the bytes of a micro-batch's values between a chunk's tasks.
 
         See `TaskResiduals.of_chunk`.
         """
-        tasks = self.of.tasks
-        holding = TaskResiduals.of(tasks, step.received(tasks[0].group))
-        left, kept, handed = holding.of_chunk(chunk)
-        sizes = [sum(self.bytes(step, k) for k in ks) for ks in (left, kept, handed)]
+        left, kept, handed = self.residuals.of_chunk(chunk)
+        sizes = [sum(map(self.bytes, keys)) for keys in (left, kept, handed)]
         return sizes[0], sizes[1], sizes[2]
 
-    def fixed_bytes(self, step: StagedStep) -> int:
-        """Return the bytes that are live at all times."""
+    @property
+    def fixed_bytes(self) -> int:
+        """The bytes that are live at all times."""
         made = {key for task in self.of.tasks for key in task.makes}
         held = {*self.of.arguments, *made}
-        return sum(self.bytes(step, key) for key in held if key.kind in FIXED)
+        return sum(self.bytes(key) for key in held if key.kind in FIXED)
 
     def working_bytes(self, chunk: int) -> int:
         """Return the largest working bytes of a chunk's tasks."""
@@ -255,15 +260,10 @@ class PlannedGroup:
         tasks = zip(self.of.tasks, self.working, strict=True)
         return max((n for t, n in tasks if is_once(t)), default=0)
 
-    def taken_bytes(self, step: StagedStep) -> tuple[int, ...]:
+    def taken_bytes(self) -> tuple[int, ...]:
         """Return the bytes per device that each task takes in addition to what is live
-        whether or not it runs.
-
-        Args:
-          step: the tasks of all submeshes.
-        """
-        of, size_of = self.of, partial(self.bytes, step)
-        holding = TaskResiduals.of(of.tasks, step.received(of.tasks[0].group))
+        whether or not it runs."""
+        of, size_of, holding = self.of, self.bytes, self.residuals
         model, labels = self.found.best.model, self.found.best.labels
         problem = model.problem
         ports: list[int | None] = [port.id for port in held_ports(model.analysis)]
@@ -278,7 +278,10 @@ class PlannedGroup:
         in_place: set[ValueKey] = set()
         taken = []
         for task, op_id in zip(of.tasks, of.program.body.ops, strict=True):
-            held, replaced = set(holding.held(task)), donated(step, of, task).values()
+            held, replaced = (
+                set(holding.held(task)),
+                donated(self.step, of, task).values(),
+            )
             in_place |= {*replaced}
             own = [k for k in task.reads if k not in held]
             own += [k for k in earlier_results(of.tasks, task) if k not in in_place]
@@ -291,16 +294,15 @@ class PlannedGroup:
             taken.append(sum(map(size_of, own)) + inside)
         return tuple(taken)
 
-    def peak_bytes(self, step: StagedStep, in_flight: int) -> int:
+    def peak_bytes(self, in_flight: int) -> int:
         """Return the peak in bytes, without inputs that arrive early.
 
         Args:
-          step: the tasks of all submeshes.
           in_flight: number of micro-batches whose residuals are live.
         """
         working = max(self.working_bytes(chunk) for chunk in self.chunks)
-        flying = self.flying_bytes(step, in_flight) + working
-        return self.fixed_bytes(step) + max(flying, self.update_bytes)
+        flying = self.flying_bytes(in_flight) + working
+        return self.fixed_bytes + max(flying, self.update_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,101 +328,3 @@ class Room:
     host_bytes_per_s: float | None = None
     would_recompute: str = ""
     remat: StagedRemat = NOTHING
-
-
-def plan_group(
-    search: Search,
-    step: StagedStep,
-    of: GroupProgram,
-    mesh_axes: MeshAxes,
-    pins: Pins,
-    room: Room,
-    finds: SubmeshSearches,
-    before: PlannedGroup | None = None,
-    tries: int = MAX_TRIES,
-) -> PlannedGroup:
-    """Plan a submesh, with room for the residuals of micro-batches in flight.
-
-    Args:
-      search: the search of the step.
-      step: the tasks of all submeshes.
-      of: the submesh's tasks as one program.
-      mesh_axes: (name, size) of its axes.
-      pins: layouts of the values that it exchanges with others, and the user's pins.
-      room: the memory to set aside.
-      finds: results of searches of other submeshes.
-      before: the submesh as planned before, whose problem is solved again; None: none.
-      tries: maximum number of tries, each with less memory.
-    Raises:
-      Refused: it does not fit.
-      PinError: an op cannot produce what is pinned.
-    """
-    request = search.request
-    budget = request.memory_budget_bytes
-    group = of.tasks[0].group
-    in_flight, ahead = room.in_flight[group], room.ahead_bytes[group]
-    if before is not None and before.has(pins, request.level):
-        if before.peak_bytes(step, in_flight) + ahead <= budget:
-            return before
-    # Otherwise all pins are of values that stages send each other.
-    by_user = request.pins or request.output_pins or pins[2]
-    more, wide = 0, None
-    for _ in range(tries):
-        asked = replace(
-            request,
-            pins=pins[0],
-            output_pins=pins[1],
-            value_pins=pins[2],
-            has_recipes=False,
-            memory_budget_bytes=budget - more,
-            names_pins=bool(by_user),
-        )
-        try:
-            if before is None:
-                # Without this, the plan would note the other submeshes' devices as
-                # idle.
-                count = math.prod(n for _, n in mesh_axes)
-                own = search.target.replace(num_devices=count)
-                found = finds.find(of.program, mesh_axes, own, asked)
-            else:
-                known = before.found.request
-                same = (known.pins, known.output_pins, known.value_pins) == pins
-                found = (search_again if same else search_held)(before.found, asked)
-            plan = found.plan()
-        except InfeasiblePlanError as error:
-            refused = InfeasiblePlanError(
-                f"stage {group} does not fit: {error.what}",
-                where=error.where,
-                numbers=f"{error.numbers}; {in_flight} micro-batches in flight hold"
-                f" {format_bytes(more)} beside",
-                fix=FIX,
-            )
-            raise Refused(refused, is_alone=not more, wide=wide) from None
-        planned = PlannedGroup(
-            of,
-            found,
-            plan,
-            held_specs(of, plan.decisions, [n for _, n in plan.mesh_axes]),
-            seconds_by_op(found),
-            search.target.device.tile,
-            is_bound=more > 0 or found.is_bound_by_memory,
-        )
-        planned = replace(planned, working=planned.taken_bytes(step))
-        needed = planned.peak_bytes(step, in_flight) + ahead
-        if needed <= budget:
-            return replace(planned, wide=wide)
-        wide = wide or planned
-        more = needed - plan.predicted.peak_bytes
-        if more >= budget:
-            break
-    fixed, left = planned.fixed_bytes(step), planned.left_bytes(step)
-    left -= planned.offloaded_bytes(step)
-    too_large = InfeasiblePlanError(
-        f"stage {group} does not fit with the residuals between its tasks.",
-        where=f"memory budget {format_bytes(int(budget))} per device",
-        numbers=f"{format_bytes(needed)} needed: {format_bytes(fixed)} all the time,"
-        f" {format_bytes(left)} for each of {in_flight} micro-batches in flight,"
-        f" {format_bytes(ahead)} for what arrives early",
-        fix=FIX,
-    )
-    raise Refused(too_large, is_alone=False, wide=wide)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rhino_jax.errors import ScheduleError
+from rhino_jax.hardware.target import Device
 from rhino_jax.passes.sequence_slices.sliced import sequence_length, sliced
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.sides import Sides, sides_of
@@ -24,6 +25,7 @@ from rhino_jax.pipeline.schedules.sequence_slices import TOKEN_SLICES
 from rhino_jax.pipeline.tera import slice_sequence
 from rhino_jax.pipeline.work import Chunk, ChunkEdge, StepWork
 from rhino_jax.plan.stages import StageCost
+from rhino_jax.planner.staging.schedules import DISPATCH_S
 from rhino_jax.planner.staging.shapes import GroupMeshes, with_regions
 
 
@@ -93,26 +95,35 @@ class Slicing:
       apart: the step.
       sides: passes of a micro-batch.
       shapes: the submeshes.
+      problem: the cut problem of the step.
       stages: the stage of each forward op.
       work: the stages' costs of whole sequences.
-      dispatch_s: seconds that any task takes in addition to its work.
-      sums_s: for each stage, seconds to accumulate a slice's weight gradients.
-      launch_s: seconds that every kernel takes, however small.
+      device: a device of theirs.
     """
 
     apart: Apart
     sides: Sides
     shapes: GroupMeshes
+    problem: CutProblem
     stages: Sequence[int]
     work: StepWork
-    dispatch_s: float
-    sums_s: Sequence[float]
-    launch_s: float = 0.0
+    device: Device
 
     @cached_property
     def length(self) -> int:
         """Number of tokens of a sequence."""
         return sequence_length(self.apart)
+
+    @cached_property
+    def sums_s(self) -> list[float]:
+        """For each stage, the seconds to accumulate a slice's weight gradients: two
+        arrays are read, and one is written."""
+        found = [0.0] * self.problem.stages
+        for parameter in self.problem.ops.parameters:
+            for stage in {self.stages[r] for r in parameter.readers}:
+                size = 3 * parameter.gradient_bytes
+                found[stage] += size / self.device.hbm_bytes_per_s
+        return found
 
     @cached_property
     def growth(self) -> list[Growth]:
@@ -152,15 +163,12 @@ class Slicing:
             if i in pairs:
                 inside = sides.program.within(sides.program.ops[op_id])
                 kernels = sum(n for op, n in inside if seconds.get(op.id, 0.0) > 0)
-                fixed = min(whole, self.launch_s * kernels)
+                fixed = min(whole, self.device.launch_s * kernels)
             rest = whole - fixed
             side = int(sides.is_backward[i])
             took[part, side] += rest * (1 - share), rest * share, fixed
 
-        def parts(of: Any) -> tuple[float, float, float]:
-            return float(of[0]), float(of[1]), float(of[2])
-
-        return [Growth(parts(f), parts(b)) for f, b in took]
+        return [Growth(*map(tuple, of.tolist())) for of in took]
 
     def ways(self, asked: Sequence[int]) -> Iterator[tuple[tuple[int, ...], StepWork]]:
         """Yield lengths of slices, and the stages' costs of these.
@@ -209,7 +217,7 @@ class Slicing:
         before, inside = shares[:, None], shares[None, :]
         busiest = np.zeros((units + 1, units + 1))
         for growth, sums_s in zip(self.growth, self.sums_s, strict=True):
-            seconds = sums_s + 2 * self.dispatch_s
+            seconds = sums_s + 2 * DISPATCH_S
             for both_s in (growth.forward_s, growth.backward_s):
                 seconds = seconds + Growth.of(both_s, before, inside)
             busiest = np.maximum(busiest, seconds)
@@ -282,24 +290,6 @@ def paced(problem: CutProblem, count: int) -> CutProblem:
         micro_batches=problem.micro_batches * count,
         in_flight=(problem.micro_batches * count,) * problem.stages,
     )
-
-
-def sums_s(
-    problem: CutProblem, stages: Sequence[int], bytes_per_s: float
-) -> list[float]:
-    """Return, for each stage, the seconds to accumulate a slice's weight gradients: two
-    arrays are read, and one is written.
-
-    Args:
-      problem: the cut problem.
-      stages: the stage of each op.
-      bytes_per_s: bandwidth of a device's memory.
-    """
-    found = [0.0] * problem.stages
-    for parameter in problem.ops.parameters:
-        for stage in {stages[r] for r in parameter.readers}:
-            found[stage] += 3 * parameter.gradient_bytes / bytes_per_s
-    return found
 
 
 def units_of(length: int, count: int) -> int:

@@ -14,7 +14,7 @@ from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.resolved_pins import resolve_pins
-from rhino_jax.planner.deferred_reductions import with_deferred_reductions
+from rhino_jax.planner.cuts import with_deferred_reductions
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.variant_search import Search, VariantCandidate
 from rhino_jax.runtime.spmd import SpmdExecutable

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,7 +19,6 @@ from rhino_jax.planner.decision import MIN_GAIN, DecisionOptions, NotFaster
 from rhino_jax.planner.staging.spmd_pipeline import planned as planned_file
 from rhino_jax.planner.staging.spmd_pipeline.planned import (
     Recompute,
-    StageBaseline,
     dispatched_s,
     least_s,
     or_in_one_program,
@@ -31,6 +31,32 @@ from tests.planner.spmd_pipeline.helpers_one_program import (
     planned,
     planned_clipped,
 )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is read of a search: the planned function, options, the seconds to beat."""
+
+    running: Any
+    options: DecisionOptions
+    enough_s: float = math.inf
+
+
+PlanInOne = Callable[[Any, Any, Callable[[int], float]], PlanData]
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., PlanData]:
+    """Return a function that compares tasks with an SPMD pipeline planned as told."""
+
+    def compare(
+        as_tasks: PlanData, traced: Any, microbatches: int, plan_in_one: PlanInOne
+    ) -> PlanData:
+        monkeypatch.setattr(planned_file, "plan_in_one_program", plan_in_one)
+        asked: Any = Asked(traced, DecisionOptions(microbatches=microbatches))
+        return or_in_one_program(as_tasks, asked, (1, 1))
+
+    return compare
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +86,16 @@ def long(as_tasks: PlanData, update_s: float = 0.0) -> PlanData:
     return replace(as_tasks, pipeline=pipeline)
 
 
-def test_what_cannot_win_is_not_planned(both: tuple[Any, PlanData, PlanData]) -> None:
+def test_what_cannot_win_is_not_planned(
+    both: tuple[Any, PlanData, PlanData], compared: Callable[..., PlanData]
+) -> None:
     traced, as_tasks, _ = both
     as_tasks = long(as_tasks)
 
-    def planned_it(_: StageBaseline) -> PlanData:
+    def planned_it(*_: Any) -> PlanData:
         raise AssertionError("it was planned")
 
-    found = or_in_one_program(as_tasks, traced.program, 2, 16, planned_it)
+    found = compared(as_tasks, traced, 16, planned_it)
     share = share_of_layers(traced.program, 2)
     assert 0.5 < share < 1
     assert least_s(as_tasks, share, 16) == pytest.approx(48 * (1 + share / 16))
@@ -76,31 +104,35 @@ def test_what_cannot_win_is_not_planned(both: tuple[Any, PlanData, PlanData]) ->
 
 
 def test_what_is_planned_has_to_be_clearly_faster(
-    both: tuple[Any, PlanData, PlanData],
+    both: tuple[Any, PlanData, PlanData], compared: Callable[..., PlanData]
 ) -> None:
     traced, as_tasks, in_one = both
-    asked: list[StageBaseline] = []
+    asked: list[tuple[float, float]] = []
 
-    def planned_it(beside: StageBaseline) -> PlanData:
-        asked.append(beside)
+    def planned_it(
+        search: Any, places: Any, bound_s: Callable[[int], float]
+    ) -> PlanData:
+        asked.append((search.enough_s, bound_s(4)))
         return in_one
 
-    found = or_in_one_program(as_tasks, traced.program, 2, 4, planned_it)
+    found = compared(as_tasks, traced, 4, planned_it)
     assert found.is_one_program and "as tasks" in found.notes[-1]
-    assert asked[0].enough_s == pytest.approx((1 - MIN_GAIN) * dispatched_s(as_tasks))
-    assert asked[0].enough_s < dispatched_s(as_tasks)
-    assert asked[0].may_do(4)
+    ((enough_s, bound_s),) = asked
+    assert enough_s == pytest.approx((1 - MIN_GAIN) * dispatched_s(as_tasks))
+    assert bound_s < enough_s < dispatched_s(as_tasks)
 
-    def slower(_: StageBaseline) -> PlanData:
+    def slower(*_: Any) -> PlanData:
         raise NotFaster(1.0, 4)
 
-    found = or_in_one_program(as_tasks, traced.program, 2, 4, slower)
+    found = compared(as_tasks, traced, 4, slower)
     assert found.pipeline is as_tasks.pipeline
     assert "one program 1.00 s in 4 micro-batches" in found.notes[-1]
 
 
 def test_a_plan_that_is_not_enough_says_what_it_takes(
-    both: tuple[Any, PlanData, PlanData], monkeypatch: pytest.MonkeyPatch
+    both: tuple[Any, PlanData, PlanData],
+    compared: Callable[..., PlanData],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     traced, as_tasks, _ = both
     plan = planned(*clipped())  # with its search, which others drop
@@ -111,7 +143,7 @@ def test_a_plan_that_is_not_enough_says_what_it_takes(
     options = replace(search.options, microbatches="auto")
     any_count = replace(search, options=options)
     with pytest.raises(NotFaster) as found:
-        plan_in_one_program(search, (1, 1), StageBaseline(enough_s=1e-6))
+        plan_in_one_program(replace(search, enough_s=1e-6), (1, 1))
     assert found.value.step_s == pytest.approx(plan.predicted.step_time_s, rel=0.05)
     assert found.value.count == 4
     counts: list[int] = []
@@ -122,39 +154,38 @@ def test_a_plan_that_is_not_enough_says_what_it_takes(
 
     monkeypatch.setattr(planned_file, "Recompute", counted)
     with pytest.raises(NotFaster) as several:
-        plan_in_one_program(any_count, (1, 1), StageBaseline(enough_s=1e-6))
+        plan_in_one_program(replace(any_count, enough_s=1e-6), (1, 1))
     # Fewer idle ticks do not make up for that: no other number is planned.
     assert counts == [several.value.count]
     counts.clear()
     plan_in_one_program(any_count, (1, 1))
     assert len(counts) > 1
     with pytest.raises(NotFaster) as none:
-        asked = StageBaseline(1e-6, lambda count: False)
-        plan_in_one_program(search, (1, 1), asked)
+        plan_in_one_program(search, (1, 1), lambda count: math.inf)
     assert none.value.step_s == math.inf
 
-    def bound_says_no(_: StageBaseline) -> PlanData:
+    def bound_says_no(*_: Any) -> PlanData:
         raise NotFaster(math.inf)
 
-    found_it = or_in_one_program(as_tasks, traced.program, 2, 4, bound_says_no)
+    found_it = compared(as_tasks, traced, 4, bound_says_no)
     assert found_it is as_tasks
 
 
 def test_of_tasks_that_do_not_fit_one_program_is_taken(
-    both: tuple[Any, PlanData, PlanData],
+    both: tuple[Any, PlanData, PlanData], compared: Callable[..., PlanData]
 ) -> None:
     traced, as_tasks, in_one = both
     error = InfeasiblePlanError("no.", where="here", numbers="1", fix="more")
 
-    def fails(_: StageBaseline) -> PlanData:
+    def fails(*_: Any) -> PlanData:
         raise InfeasiblePlanError("nor this.", where="here", numbers="2", fix="more")
 
-    found = or_in_one_program(error, traced.program, 2, 4, lambda _: in_one)
+    found = compared(error, traced, 4, lambda *_: in_one)
     assert found.is_one_program and "as tasks nothing fits" in found.notes[-1]
     with pytest.raises(InfeasiblePlanError, match="no.") as raised:
-        or_in_one_program(error, traced.program, 2, 4, fails)
+        compared(error, traced, 4, fails)
     assert raised.value is error
-    assert or_in_one_program(as_tasks, traced.program, 2, 4, fails) is as_tasks
+    assert compared(as_tasks, traced, 4, fails) is as_tasks
 
 
 @pytest.mark.parametrize("count", [3, 5])

@@ -13,8 +13,8 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.decision import Decision, NotFaster
+from rhino_jax.planner.searched import climb
 from rhino_jax.planner.staging import plan as planning
-from rhino_jax.planner.staging.auto import climb
 from rhino_jax.planner.staging.cuts import cuts_of
 from rhino_jax.planner.staging.shapes import (
     MAX_AXIS_GAIN,
@@ -118,7 +118,8 @@ def test_a_cut_that_cannot_be_enough_searches_no_mesh(monkeypatch):
     assert len(meshes) > 1
     for enough_s in (1e-9, math.inf):
         finds = SubmeshSearches()
-        again = replace(request, finds=finds, enough_s=enough_s)
+        search = replace(request.search, enough_s=enough_s)
+        again = replace(request, finds=finds, search=search)
         if math.isinf(enough_s):
             cuts_of(again, meshes, count)
         else:

@@ -42,15 +42,14 @@ from rhino_jax.planner.decision import (
     Decision,
     NotFaster,
     noted,
+    step_s_of,
 )
-from rhino_jax.planner.remat import EFFORT, SHARES, as_pass, with_room
 from rhino_jax.planner.search.remat.candidates import candidates_of
 from rhino_jax.planner.search.remat.choice import (
     NOTHING_SAVED,
     ask,
     variants,
 )
-from rhino_jax.planner.staging.auto import flops_of
 from rhino_jax.planner.staging.cuts import PER_STAGE, batch_of, counts_of
 from rhino_jax.planner.staging.schedules import DISPATCH_S
 from rhino_jax.planner.staging.spmd_pipeline.whole import SolvedInOne, StageSearch
@@ -61,6 +60,7 @@ from rhino_jax.planner.variant_search import (
     Variants,
     nothing_fits,
 )
+from rhino_jax.planner.variants import EFFORT, SHARES, as_pass, with_room
 from rhino_jax.units import format_seconds
 
 
@@ -142,37 +142,22 @@ class Recompute(Variants):
             self.variant(some.name, (*before, as_pass(some)))
 
 
-@dataclass(frozen=True, slots=True)
-class StageBaseline:
-    """The plan that an SPMD pipeline has to beat.
-
-    Attributes:
-      enough_s: seconds that a step has to be shorter than.
-      may_do: whether a number of micro-batches may be fast enough.
-    """
-
-    enough_s: float = math.inf
-    may_do: Callable[[int], bool] = lambda count: True
-
-
-EVERY = StageBaseline()
-"""No plan to beat."""
-
-
 def plan_in_one_program(
-    search: Search, places: Sequence[int], asked: StageBaseline = EVERY
+    search: Search,
+    places: Sequence[int],
+    bound_s: Callable[[int], float] = lambda count: 0.0,
 ) -> PlanData:
     """Return the plan of a step whose layers are sharded over the stage axis.
 
     Args:
-      search: the search of the user's step.
+      search: the search of the user's step, with the seconds that it has to beat.
       places: number of places of each stage along the stage axis.
-      asked: the plan that it has to beat.
+      bound_s: number of micro-batches → lower bound on the step in seconds.
     Raises:
       StageError, MicrobatchError, InfeasiblePlanError, PinError.
       NotFaster: it fits, and is not fast enough.
     """
-    stages = len(places)
+    stages, enough_s = len(places), search.enough_s
     if {*places} != {1}:
         raise StageError(
             "stages of one program have equal numbers of devices, each one place of the"
@@ -202,10 +187,10 @@ def plan_in_one_program(
         have fewer idle ticks."""
         idle = stages - 1
         fit = [(n, t) for n, t in by_count.plans.items() if t.found.fits]
-        return asked.may_do(count) and (
+        return bound_s(count) < enough_s and (
             not fit
             or any(
-                step_s(t) * (1 + idle / count) / (1 + idle / n) < asked.enough_s
+                step_s(t) * (1 + idle / count) / (1 + idle / n) < enough_s
                 for n, t in fit
             )
         )
@@ -243,13 +228,13 @@ def plan_in_one_program(
         named = [replace(t, name=_name(t)) for t in tried]
         raise nothing_fits(named, intro)
     least_s = step_s(fastest)
-    if least_s * (1 - NEAR) >= asked.enough_s:
+    if least_s * (1 - NEAR) >= enough_s:
         raise NotFaster(least_s, count)
     found = fastest.found
     if search.request.level != "fast":
         found = fastest.search.again(found)
     plan = SolvedInOne(stage, fastest.search, found).plan()
-    if plan.predicted.step_time_s >= asked.enough_s:
+    if plan.predicted.step_time_s >= enough_s:
         raise NotFaster(plan.predicted.step_time_s, count)
     report = replace(plan.search, seconds=time.monotonic() - started)
     variants = tuple(
@@ -266,60 +251,54 @@ def _name(of: VariantCandidate) -> str:
 
 
 def or_in_one_program(
-    as_tasks: PlanData | InfeasiblePlanError,
-    program: Program,
-    stages: int,
-    microbatches: int | str,
-    plan_in_one: Callable[[StageBaseline], PlanData],
+    as_tasks: PlanData | InfeasiblePlanError, search: Search, places: Sequence[int]
 ) -> PlanData:
     """Return the plan whose stages run as tasks; or an SPMD pipeline, where tasks do
     not fit or take clearly longer.
 
     Args:
       as_tasks: the plan as tasks, or the error where there is none.
-      program: the program to plan.
-      stages: the number of stages, on equal submeshes.
-      microbatches: the number of micro-batches, or "auto".
-      plan_in_one: plans an SPMD pipeline, if that may be fast enough.
+      search: the search of the user's step.
+      places: number of places of each stage along the stage axis, all equal.
     Raises:
       InfeasiblePlanError: `as_tasks`, where an SPMD pipeline does not fit either.
     """
-    share = share_of_layers(program, stages)
-    is_int = isinstance(microbatches, int)
-    may_be_one = share and not (is_int and int(microbatches) % stages)
-    if isinstance(as_tasks, InfeasiblePlanError):
-        if not may_be_one:
-            raise as_tasks
+    stages, microbatches = len(places), search.options.microbatches
+    share = share_of_layers(search.running.program, stages)
+    most = max(PER_STAGE[0]) * stages
+    if isinstance(microbatches, int):
+        share, most = share if microbatches % stages == 0 else 0.0, microbatches
+    tasks = as_tasks if isinstance(as_tasks, PlanData) else None
+    told, enough_s = "as tasks nothing fits", math.inf
+
+    def bound_s(count: int) -> float:
+        return least_s(tasks, share, count) if tasks else 0.0
+
+    if tasks:
+        own_s, tasks_s = step_s_of(tasks), dispatched_s(tasks)
+        enough_s = (1 - MIN_GAIN) * tasks_s
+        told = f"as tasks {format_seconds(own_s)} and {format_seconds(tasks_s - own_s)}"
+        told += f" of starts, {format_seconds(DISPATCH_S)} each"
+    plan, slower = None, ""
+    if share and bound_s(most) < enough_s:
         try:
-            plan = plan_in_one(StageBaseline())
+            asked = replace(search, enough_s=enough_s)
+            plan = plan_in_one_program(asked, places, bound_s)
+        except NotFaster as refused:
+            if math.isfinite(refused.step_s):
+                slower = format_seconds(refused.step_s)
+                slower += f" in {refused.count} micro-batches"
         except NOT_POSSIBLE:
-            raise as_tasks from None
-        return noted(plan, "stages are one program: as tasks nothing fits.")
-    if not may_be_one:
+            pass
+    if plan is not None:
+        if tasks:
+            told = f"{format_seconds(step_s_of(plan))} a step; {told}"
+        return noted(plan, f"stages are one program: {told}.")
+    if isinstance(as_tasks, InfeasiblePlanError):
+        raise as_tasks
+    if not slower:
         return as_tasks
-    tasks_s = dispatched_s(as_tasks)
-    enough_s = (1 - MIN_GAIN) * tasks_s
-    most = int(microbatches) if is_int else max(PER_STAGE[0]) * stages
-    if least_s(as_tasks, share, most) >= enough_s:
-        return as_tasks
-    own_s = as_tasks.predicted.step_time_s
-    tasks = f"as tasks {format_seconds(own_s)} and {format_seconds(tasks_s - own_s)} of"
-    tasks += f" starts, {format_seconds(DISPATCH_S)} each"
-
-    def may_do(count: int) -> bool:
-        return least_s(as_tasks, share, count) < enough_s
-
-    try:
-        plan = plan_in_one(StageBaseline(enough_s, may_do))
-    except NotFaster as slower:
-        if math.isinf(slower.step_s):
-            return as_tasks
-        took = f"{format_seconds(slower.step_s)} in {slower.count} micro-batches"
-        return noted(as_tasks, f"stages were compared: {tasks}; one program {took}.")
-    except NOT_POSSIBLE:
-        return as_tasks
-    took = format_seconds(plan.predicted.step_time_s)
-    return noted(plan, f"stages are one program: {took} a step; {tasks}.")
+    return noted(as_tasks, f"stages were compared: {told}; one program {slower}.")
 
 
 def share_of_layers(program: Program, stages: int) -> float:
@@ -337,7 +316,7 @@ def share_of_layers(program: Program, stages: int) -> float:
                 total += call.trip_count * sum(map(within, call.regions))
         return total
 
-    every = flops_of(program)
+    every = program.flops_of()
     return within(program.body) / every if every else 0.0
 
 

@@ -9,7 +9,7 @@ Transfers between stages are added here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,6 +17,7 @@ from rhino_jax.cost.collectives import collective_s, wire_bytes
 from rhino_jax.errors import PinError
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.ir.collectives import KINDS, OF_PRIMITIVE, PERMUTE
+from rhino_jax.ir.op import Op, RegionKind
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, format_spec, share_of, without
 from rhino_jax.ir.transform import ONE_PROGRAM, RECOMPUTE, Transform, chosen
@@ -25,19 +26,25 @@ from rhino_jax.passes.remat.unremat import has_remat
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.lines import sent as lines_of, summed
 from rhino_jax.plan.plan import Leaf, PlanData
-from rhino_jax.plan.records import Collective
-from rhino_jax.plan.stages import STAGE_AXIS
-from rhino_jax.planner.meshes import MeshAxes, own_mesh
-from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.staging.shapes import seconds_by_op
-from rhino_jax.planner.staging.spmd_pipeline.timed import (
-    OpSend,
-    holding,
-    left_bytes,
-    pipeline_of,
-    stages_of,
+from rhino_jax.plan.records import Collective, Predicted
+from rhino_jax.plan.stages import (
+    IN_ONE_PROGRAM,
+    STAGE_AXIS,
+    Between,
+    Pipeline,
+    PipelinePass,
+    StageCost,
+    StagePlan,
+    StageSend,
 )
+from rhino_jax.planner.meshes import MeshAxes, own_mesh, stage_devices
+from rhino_jax.planner.search.found import SearchResult
+from rhino_jax.planner.staging.shapes import seconds_by_op, with_regions
 from rhino_jax.planner.variant_search import Search
+
+
+OpSend = tuple[int, Collective]
+"""Bytes of one device each time, and the collective of all times."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,7 +173,7 @@ class SolvedInOne:
         if not found.fits:
             return math.inf
         sent = self._sent(found.decisions())
-        return found.step_s + sum(s.collective.seconds for s in sent)
+        return found.step_s + sum(of_all.seconds for _, (_, of_all) in sent)
 
     def plan(self) -> PlanData:
         """Return the plan of all stages, with this search as its origin.
@@ -178,8 +185,8 @@ class SolvedInOne:
         """
         plan = self.found.plan()
         program = self.search.traced.program
-        sent = tuple(self._sent(plan.decisions))
-        collectives = [s.collective for s in sent]
+        sent = dict(self._sent(plan.decisions))
+        collectives = [of_all for _, of_all in sent.values()]
         seconds = sum(c.seconds for c in collectives)
         predicted = replace(
             plan.predicted,
@@ -196,27 +203,13 @@ class SolvedInOne:
             for ends in (program.inputs, program.outputs)
         ]
         inputs = tuple(map(self._leaf, plan.inputs, shapes[0]))
-        of_stage = self.of_stage
-        pipeline = pipeline_of(
-            of_stage, self.stages, plan.microbatches, seconds_by_op(self.found), sent
-        )
-        results = {
-            v: self._local_bytes(plan.decisions, v)
-            for op in of_stage.body.ops
-            for v in of_stage.ops[op].results
-        }
-        pipeline = holding(
-            pipeline,
-            left=left_bytes(of_stage, pipeline.ticks, results),
-            fixed=sum(leaf.bytes_per_device for leaf in plan.inputs),
-            peak=plan.predicted.peak_bytes,
-        )
+        pipeline = self._pipeline(plan, sent)
         whole = replace(
             plan,
             mesh_axes=self.axes,
             inputs=inputs,
             outputs=tuple(map(self._leaf, plan.outputs, shapes[1])),
-            stages=stages_of(plan, pipeline, self.axes, self.axis, inputs, predicted),
+            stages=self._stages(plan, pipeline, inputs, predicted),
             pipeline=pipeline,
             predicted=predicted,
             line_times=summed([*plan.line_times, *lines_of(collectives, seconds)]),
@@ -230,6 +223,119 @@ class SolvedInOne:
         )
         self._check_pins(whole)
         return self.search.told(whole)
+
+    def _pipeline(self, plan: PlanData, sent: Mapping[int, OpSend]) -> Pipeline:
+        """Return the pipeline of the stages.
+
+        All seconds of the predicted step are counted, each once: those of ops with
+        collectives that they wait for (`seconds_by_op`), and those of transfers between
+        stages. So the step of the pipeline is the predicted step, which has precedence:
+        the total of the ops is searched and compared, and only distributed over ticks
+        here. The residuals of all ticks are allocated from the first tick on. The rest
+        of the peak, other than arguments, is working memory of ops.
+        """
+        program, stages, count = self.of_stage, self.stages, plan.microbatches
+        ticks, seconds = count + stages - 1, seconds_by_op(self.found)
+        passes: list[PipelinePass] = []
+        once_s = saved = 0.0
+        for op in (program.ops[o] for o in program.body.ops):
+            every = [inner for inner, _ in program.within(op)]
+            work_s = with_regions(program, seconds, op.id)
+            handed = [sent[o.id] for o in every if o.id in sent]
+            send_s = sum(of_all.seconds for _, of_all in handed)
+            permutes = self._permutes(op, ticks)
+            if op.call is None or not permutes:
+                once_s += work_s + send_s
+                continue
+            stacked = op.call.stacked(op.results)
+            saved += sum(self._local_bytes(plan.decisions, v) for v in stacked) / ticks
+            # Whether stages send to those before them: `frontend.provenance` has the
+            # label.
+            ends = permutes[0].label.partition(",")[0]
+            source, _, target = ends.partition(" → ")
+            passes.append(
+                PipelinePass(
+                    tick_s=work_s / ticks,
+                    send_s=send_s / ticks,
+                    send_bytes=sum(size for size, _ in handed),
+                    before_s=once_s,
+                    is_backward=any(o.flops and o.source.is_backward for o in every),
+                    is_reversed=int(source) > int(target),
+                )
+            )
+            once_s = 0.0
+        peak = plan.predicted.peak_bytes
+        fixed = min(sum(leaf.bytes_per_device for leaf in plan.inputs), peak)
+        most = max((p.send_bytes for p in passes), default=0)
+        left = min(int(saved), max(peak - fixed - most, 0) // ticks)
+        cost = StageCost(
+            forward_s=sum(p.tick_s for p in passes if not p.is_backward),
+            backward_s=sum(p.tick_s for p in passes if p.is_backward),
+            update_s=once_s,
+            activation_bytes=left,
+            fixed_bytes=fixed,
+            working_bytes=peak - fixed - left * ticks,
+        )
+        return Pipeline(
+            micro_batches=count,
+            schedule=IN_ONE_PROGRAM,
+            runs=(),
+            costs=(cost,) * stages,
+            hops=(),
+            between=(Between(sum(p.before_s for p in passes)),) * stages,
+            passes=tuple(passes),
+        )
+
+    def _permutes(self, op: Op, ticks: int) -> list[Op]:
+        """Return a tick loop's permutes to the next stage; empty for other ops."""
+        call, ops = op.call, self.of_stage.ops
+        if call is None or call.kind is not RegionKind.SCAN or call.trip_count != ticks:
+            return []
+        inner = [ops[o] for region in call.regions for o in region.ops]
+        return [o for o in inner if o.name in KINDS[PERMUTE].primitives]
+
+    def _stages(
+        self,
+        plan: PlanData,
+        pipeline: Pipeline,
+        inputs: Sequence[Leaf],
+        predicted: Predicted,
+    ) -> tuple[StagePlan, ...]:
+        """Return the records of all stages.
+
+        Args:
+          plan: the plan of one stage's program.
+          pipeline: the pipeline of all stages.
+          inputs: inputs of the plan of all stages.
+          predicted: predictions for a step; each stage takes all of it.
+        """
+        axes, stages, ticks = self.axes, self.stages, pipeline.ticks
+        (of_one,) = plan.stages
+        lead = {x.shape[0] for x in inputs if x.spec and self.axis in x.spec[0]}
+        return tuple(
+            replace(
+                of_one,
+                mesh_axes=own_mesh(axes, 1),
+                devices=tuple(own),
+                predicted=predicted,
+                sends=tuple(
+                    StageSend(
+                        to,
+                        f"activations of layers in pass {i}, {ticks} times",
+                        one.send_bytes * len(own) * ticks,
+                        one.send_s * ticks,
+                    )
+                    for i, one in enumerate(pipeline.passes)
+                    for to in [stage - 1 if one.is_reversed else stage + 1]
+                    if 0 <= to < stages
+                ),
+                layers=tuple(
+                    (stage * n // stages, (stage + 1) * n // stages)
+                    for n in sorted(lead)
+                ),
+            )
+            for stage, own in enumerate(stage_devices(axes, (1,) * stages))
+        )
 
     def _leaf(self, leaf: Leaf, shape: tuple[int, ...]) -> Leaf:
         """Return the leaf of all stages: a stack is sharded over the stage axis."""
@@ -282,8 +388,8 @@ class SolvedInOne:
                     fix=f"leave `{STAGE_AXIS}` out of the pin.",
                 )
 
-    def _sent(self, decisions: Decisions) -> Iterator[OpSend]:
-        """Yield the transfers between stages."""
+    def _sent(self, decisions: Decisions) -> Iterator[tuple[int, OpSend]]:
+        """Yield ops and their transfers to other stages."""
         laid = lay_out(self.stage.search.target, self.axes)
         for op, runs in self.of_stage.walk():
             kind = OF_PRIMITIVE.get(op.name)
@@ -302,7 +408,7 @@ class SolvedInOne:
                 source=str(op.source),
                 reason="between stages",
             )
-            yield OpSend(op.id, round(local), sent)
+            yield op.id, (round(local), sent)
 
     def _local_bytes(self, decisions: Decisions, value: int) -> float:
         of = self.of_stage.values[value]

@@ -28,9 +28,9 @@ from rhino_jax.plan.shared import (
     taken_with,
 )
 from rhino_jax.planner.decision import Decision, NotFaster, step_s_of
-from rhino_jax.planner.like import ReusedSpecs
 from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.options import PlanOptions
+from rhino_jax.planner.origin import ReusedSpecs
 from rhino_jax.runtime.meshes import axes_of_mesh, make_mesh
 from rhino_jax.runtime.processes.agree import decided_by_first
 from rhino_jax.units import format_bytes
@@ -41,6 +41,17 @@ from rhino_jax.utils.progress import shown
 if TYPE_CHECKING:
     from rhino_jax.planner.meshes import MeshAxes
     from rhino_jax.planner.search.together import Member, SharedSolution
+import time
+
+from rhino_jax._compat import context_mesh
+from rhino_jax.errors import RhinoError, nearest
+from rhino_jax.frontend.call import split_call
+from rhino_jax.frontend.parameters import read_parameters
+from rhino_jax.frontend.trace import trace_call
+from rhino_jax.runtime.constraints import auto_mesh
+from rhino_jax.runtime.meshes import read_mesh
+from rhino_jax.runtime.processes.agree import attending
+from rhino_jax.runtime.sharded import ShardedFunction
 
 
 WHAT = "`rhino.plan_together`"
@@ -50,6 +61,11 @@ GOOD_ENOUGH = 1e-3
 
 MAX_AXES = 2
 """Maximum number of axes of candidate meshes; a third axis seldom gains."""
+
+
+PlansAndBytes = tuple[dict[str, PlanData], dict[str, int]]
+"""The plan of each program, and the bytes per device of the other programs' state that
+stay allocated while it runs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +78,7 @@ class Together:
       plan_options: name → the options of its plan.
       mesh: the mesh of all programs; None: rhino chooses.
       started: when planning began, in seconds of `time.monotonic`.
+      limit_bytes: maximum predicted peak of a device.
     """
 
     traced: Mapping[str, Traced]
@@ -69,6 +86,7 @@ class Together:
     plan_options: Mapping[str, PlanOptions]
     mesh: Any
     started: float
+    limit_bytes: float = math.inf
 
     @property
     def names(self) -> list[str]:
@@ -166,11 +184,13 @@ class Together:
         layout = decided_layout(self, target)
         axes = layout.mesh_axes
         mesh = self.mesh if self.mesh is not None else make_mesh(axes, WHAT)
-        layouts = SharedLayouts(self, mesh, self.members(target, axes))
-        found, held = first = layouts.planned(layout.specs)
+        members = self.members(target, axes)
+        limit = min(m.request.memory_budget_bytes for m in members)
+        here = replace(self, mesh=mesh, limit_bytes=limit)
+        found, held = first = here.planned(layout.specs)
         alone: dict[str, float | None] = dict.fromkeys(self.names)
         if plan_options.time_limit_s is None and plan_options.level == "best":
-            (found, held), alone = layouts.compared(first)
+            (found, held), alone = here.compared(first)
         return Plans(
             plans=found,
             weights=self.weights,
@@ -198,26 +218,6 @@ class Together:
             time_limit_s=limit and limit / (2 * len(self.names)),
         )
 
-
-PlansAndBytes = tuple[dict[str, PlanData], dict[str, int]]
-"""The plan of each program, and the bytes per device of the other programs' state that
-stay allocated while it runs."""
-
-
-@dataclass(frozen=True, eq=False)
-class SharedLayouts:
-    """Plans of programs on one mesh, with layouts of their shared state.
-
-    Attributes:
-      programs: the programs.
-      mesh: the mesh.
-      members: the programs with their search requests.
-    """
-
-    programs: Together
-    mesh: Any
-    members: Sequence[Member]
-
     def planned(self, specs: Sequence[Mapping[int, Spec]]) -> PlansAndBytes:
         """Return the plans with a layout of the shared state.
 
@@ -230,13 +230,13 @@ class SharedLayouts:
         return self._with(specs, held, {}), held
 
     def _held_bytes(self, specs: Sequence[Mapping[int, Spec]]) -> dict[str, int]:
-        found = dict.fromkeys(self.programs.names, 0)
+        found = dict.fromkeys(self.names, 0)
         sizes = [size for _, size in axes_of_mesh(self.mesh)]
         for m, name in enumerate(found):
-            for k, other in enumerate(self.members):
-                taken = taken_with(self.programs.shared, k, m)
-                for slot in other.stays - taken if k != m else ():
-                    value = other.program.values[other.program.inputs[slot].value]
+            for k, other in enumerate(self.programs):
+                taken = taken_with(self.shared, k, m)
+                for slot in staying_inputs(other) - taken if k != m else ():
+                    value = other.values[other.inputs[slot].value]
                     spec = specs[k].get(slot, ((),) * value.rank)
                     local = math.prod(local_shape(spec, value.shape, sizes))
                     whole = max(1, math.prod(value.shape))
@@ -250,16 +250,16 @@ class SharedLayouts:
         known: Mapping[str, PlanData],
     ) -> dict[str, PlanData]:
         """Return a plan of each program, those that are known already as they are."""
-        programs, found = self.programs, dict(known)
-        for m, (name, traced) in enumerate(programs.traced.items()):
+        found = dict(known)
+        for m, (name, traced) in enumerate(self.traced.items()):
             if name in known:
                 continue
-            mine = {slot for place in programs.shared for k, slot in place if k == m}
-            others = ", ".join(n for n in programs.names if n != name)
+            mine = {slot for place in self.shared for k, slot in place if k == m}
+            others = ", ".join(n for n in self.names if n != name)
             kept = {slot: s for slot, s in specs[m].items() if slot in mine}
             source = f"together with {others}"
             basis = ReusedSpecs(source, self.mesh, kept, is_asked=False)
-            within = programs.options_within(name, held)
+            within = self.options_within(name, held)
             try:
                 found[name] = within.plan_with(traced, self.mesh, basis)
             except InfeasiblePlanError as error:
@@ -270,29 +270,29 @@ class SharedLayouts:
                     numbers=error.numbers,
                     fix=error.fix,
                 ) from None
-        return {name: found[name] for name in programs.names}
+        return {name: found[name] for name in self.names}
 
     def compared(
         self, joint: PlansAndBytes
     ) -> tuple[PlansAndBytes, dict[str, float | None]]:
         """Return the plans with the best of some layouts: the given one, and that which
         each program would have alone; and the step of each program alone in seconds."""
-        programs, (found, held) = self.programs, joint
+        found, held = joint
         alone: dict[str, PlanData] = {}
-        for name, traced in programs.traced.items():
+        for name, traced in self.traced.items():
             with suppress(InfeasiblePlanError):
-                within = programs.options_within(name, held)
+                within = self.options_within(name, held)
                 alone[name] = within.plan_with(traced, self.mesh, None)
         steps = {n: step_s_of(alone[n]) if n in alone else None for n in found}
         tried: Decision[str, PlansAndBytes] = Decision(
             lambda name: self._like(name, alone[name]) if name else joint,
             (InfeasiblePlanError,),
-            lambda one: (programs.sum_s(one[0]),),
+            lambda one: (self.sum_s(one[0]),),
             min_gain=0.0,
         )
         best_s = tried.seconds("")
         for name in alone if len(alone) == len(found) else ():
-            if best_s <= (1 + GOOD_ENOUGH) * programs.sum_s(alone):
+            if best_s <= (1 + GOOD_ENOUGH) * self.sum_s(alone):
                 break
             best_s = min(best_s, tried.seconds(name))
         return tried.taken(), steps
@@ -303,9 +303,9 @@ class SharedLayouts:
         Raises:
           InfeasiblePlanError, NotFaster: not all fit.
         """
-        names = self.programs.names
+        names = self.names
         specs: list[dict[int, Spec]] = [{} for _ in names]
-        for place in self.programs.shared:
+        for place in self.shared:
             own = [slot for m, slot in place if m == names.index(name)]
             for m, slot in place:
                 if own:
@@ -314,8 +314,8 @@ class SharedLayouts:
         held = self._held_bytes(
             [dict(enumerate(leaf.spec for leaf in found[n].inputs)) for n in names]
         )
-        budget = min(m.request.memory_budget_bytes for m in self.members)
-        if any(p.predicted.peak_bytes + held[n] > budget for n, p in found.items()):
+        limit = self.limit_bytes
+        if any(p.predicted.peak_bytes + held[n] > limit for n, p in found.items()):
             raise NotFaster(math.inf)
         return found, held
 
@@ -400,4 +400,92 @@ def decided_layout(programs: Together, target: Target) -> SharedLayout:
             decide,
             WHAT,
         ),
+    )
+
+
+def planned_together(
+    programs: Mapping[str, Sequence[Any]],
+    *,
+    weights: Mapping[str, float] | None,
+    mesh: Any,
+    pins: Mapping[str, Any] | None,
+    **options: Any,
+) -> Plans[PlanData]:
+    """Plan programs that share state as one problem; see `rhino_jax.plan_together`.
+
+    Args:
+      programs, weights, mesh, pins: as the user gave them.
+      options: `PlanOptions` of every program.
+    """
+    started = time.monotonic()
+    given = read_mesh(mesh if mesh is not None else context_mesh(), WHAT)
+    pins = _by_name("pins", pins, programs)
+    shares = {**dict.fromkeys(programs, 1.0), **_by_name("weights", weights, programs)}
+    for name, weight in shares.items():
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not is_number or not 0 < weight < math.inf:
+            raise RhinoError(
+                f"{WHAT}: a weight must be a positive number.",
+                where=f"weights[{name!r}]",
+                numbers=f"got {weight!r}",
+                fix="state how often the program runs relative to the others, as 10 or"
+                " 0.1.",
+            )
+    plan_options = {
+        name: PlanOptions(pins=pins.get(name), what=WHAT, **options)
+        for name in programs
+    }
+    twin = None if given is None else auto_mesh(given)
+    traced: dict[str, Traced] = {}
+    with attending(given):
+        for name, entry in programs.items():
+            fn, args, kwargs = _call_of(name, entry)
+            is_sharded = isinstance(fn, ShardedFunction)
+            parameters = fn.parameters if is_sharded else read_parameters(fn, what=WHAT)
+            call = split_call(parameters, tuple(args), kwargs, WHAT)
+            traced[name] = trace_call(parameters, call, mesh=twin, what=WHAT)
+        weighted = {name: float(weight) for name, weight in shares.items()}
+        return Together(traced, weighted, plan_options, given, started).plans()
+
+
+def _by_name(
+    keyword: str, given: Mapping[str, Any] | None, programs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Check a keyword that maps program names to values.
+
+    Raises:
+      RhinoError: it is no mapping, or it names an unknown program.
+    """
+    if not isinstance(programs, Mapping) or not programs:
+        raise RhinoError(
+            f"{WHAT}: give a mapping of names to programs.",
+            where="the first argument",
+            numbers=f"got {type(programs).__name__}",
+            fix='write {"train": (train_step, args), "eval": (evaluate, args)}.',
+        )
+    if given is None:
+        return {}
+    names = given if isinstance(given, Mapping) else [type(given).__name__]
+    for name in names:
+        if name not in programs:
+            raise RhinoError(
+                f"{WHAT}: {keyword}= names no program: {name!r}."
+                + nearest(str(name), map(str, programs)),
+                where=f"{keyword}=",
+                numbers=f"programs: {', '.join(map(str, programs))}",
+                fix=f"write {keyword}={{{next(iter(programs))!r}: …}}.",
+            )
+    return dict(given)
+
+
+def _call_of(name: str, entry: Any) -> tuple[Any, Any, Any]:
+    """Return the function of a program, its arguments and keyword arguments."""
+    is_entry = isinstance(entry, tuple | list) and len(entry) in (2, 3)
+    if is_entry and callable(entry[0]) and isinstance(entry[1], tuple | list):
+        return (*entry, {})[:3]
+    raise RhinoError(
+        f"{WHAT}: a program is (function, args) or (function, args, kwargs).",
+        where=f"programs[{name!r}]",
+        numbers=f"got {type(entry).__name__}",
+        fix=f'write {{"{name}": (fn, (params, batch))}}; args is a tuple.',
     )
