@@ -7,8 +7,8 @@ Order: `place` (key → values of the program, fixed to one layout, the rest sol
 again), `words` (cost of a solution by axes and source lines, and sentences),
 `explaining` (constraints on a layout, and all of these for every layout), `why` (the
 result as data, and as a table); of several stages `where` (the stage of a value, and
-its reason) and `in_stages` (stage by stage); `questions` (all of it from a plan, and
-experts' recipes as plans); `diff` (two plans); `plan` (the data of a plan, with
+its reason); `questions` (all of it from a plan, stage by stage where it has several,
+and experts' recipes as plans); `diff` (two plans); `plan` (the data of a plan, with
 methods, each of which calls a function of another package). `report` makes text and
 HTML of all results.
 """

@@ -5,6 +5,6 @@ Out: `cut.ops.StageCut`s, `tasks.Schedule`s, and `simulation.Simulation`s of the
 nothing here traces, compiles or runs anything.
 Order: `tasks`, `work` (costs of stages) and `graph` (their tasks), `schedules`,
 `simulator` (and checks), `simulation` (its result, with drawings and traces), `memory`,
-`ticks` (SPMD pipelines), `offload` (residuals on hosts), `of_plan`, `jitter` (noise,
-slow devices), `tera` (sequence slices), `cut`.
+`offload` (residuals on hosts), `of_plan` (ticks of SPMD pipelines too), `jitter`
+(noise, slow devices), `tera` (sequence slices), `cut`.
 """

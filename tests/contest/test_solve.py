@@ -9,7 +9,7 @@ import pytest
 
 from rhino_jax.contest.command import check, solve_instance
 from rhino_jax.contest.instance import parse_instance
-from rhino_jax.solver import cpsat_memory, limited
+from rhino_jax.solver import cpsat, limited
 from rhino_jax.solver.bounds.time_prices import price_times
 from rhino_jax.solver.cpsat import CpSatLimits
 from rhino_jax.solver.limited import Limited
@@ -90,7 +90,7 @@ def test_memory_rows_that_come_when_needed_change_nothing(
     seed, short_phases, monkeypatch
 ):
     few = replace(CPSAT, most_amounts=0, rows_at_once=1)
-    monkeypatch.setattr(cpsat_memory, "CPSAT", few)
+    monkeypatch.setattr(cpsat, "CPSAT", few)
     is_solved_to_the_best(random_instance(seed, forbidden=0.0, tightness=0.2))
 
 

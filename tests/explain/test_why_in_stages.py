@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import rhino_jax as rhino
 from rhino_jax.errors import PinError, PlanFileError
-from rhino_jax.explain.in_stages import moved as pinned_elsewhere
+from rhino_jax.explain.questions import moved as pinned_elsewhere
 from rhino_jax.explain.why import Why
 from rhino_jax.models import registry
 from rhino_jax.units import format_seconds

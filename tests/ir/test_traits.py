@@ -36,10 +36,9 @@ TOLD_APART = {
     "runtime/ops_on_shards.py": "how what shards find of each is merged",
     "export/constraints.py": "functions of JAX that users lay out values with",
     "frontend/tracing/windows.py": "parameters say where a window lies",
-    "frontend/tracing/padded_slices.py": "the ops that fill what a pad adds",
     "frontend/tracing/integers.py": "ops that make integers in steps",
-    "frontend/tracing/open_moves.py": "the ops that a rotation is made of",
-    "frontend/tracing/row_numbers.py": "which ops keep row numbers and join indices",
+    "frontend/tracing/open_moves.py": "the ops that a rotation is made of, that fill"
+    " what a pad adds, that keep row numbers and join indices",
     "frontend/known_values.py": "arithmetic on constants: loop bounds, windows",
     "ir/coverage.py": "in which parameter the names of kernels stand",
     "passes/microbatch/flow/analysis.py": "sums that only differentiation makes",

@@ -3,7 +3,7 @@
 In: a jaxpr.
 Out: a jaxpr of the same arguments and results, whose values have the parts as separate
 dims; the same jaxpr where that is of no use.
-Order: `forms` (values by their parts), `ops` and `moved` (ops on such values), `flows`
+Order: `forms` (values by their parts), `ops` (ops on such values), `flows`
 (which dims are worth splitting), `emit` (the new jaxpr).
 """
 

@@ -22,7 +22,6 @@ from rhino_jax.frontend.regions import (
     evaluate,
     region_kind,
 )
-from rhino_jax.frontend.split_dims import moved  # noqa: F401  it registers ops
 from rhino_jax.frontend.split_dims.forms import (
     SMALL,
     DimParts,

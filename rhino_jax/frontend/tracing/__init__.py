@@ -3,6 +3,6 @@
 In: a function, possibly wrapped in `jax.jit`; the mesh in context.
 Out: its jaxpr, its captured values, and which results replace which arguments.
 Order: `captured` (closures, `jax.new_ref`), `in_context` (the trace), `transforms`
-(jaxpr → jaxpr) with `open_moves` (`integers`, `windows`, `padded_slices`,
-`row_numbers`), `leaks` (tracers that the function stored).
+(jaxpr → jaxpr) with `open_moves` (`integers`, `windows`), `leaks` (tracers that the
+function stored).
 """

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from rhino_jax.explain.report.views.shardings import _devices, _drawn_dims, shardings
 from rhino_jax.explain.report.views.treemap import Area, _labels, treemap
+from rhino_jax.explain.report.views.views import _devices, _drawn_dims, shardings
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.records import PeakValue
 from tests.plan.samples import leaf, sample_plan

@@ -10,8 +10,7 @@ from cut_problems import best_of_all, every_cut, random_problem, step_time_ns
 
 from rhino_jax.errors import InfeasiblePlanError, PinError, StageError
 from rhino_jax.pipeline.cut.best import twins
-from rhino_jax.pipeline.cut.choose import cut
-from rhino_jax.pipeline.cut.contract import contract
+from rhino_jax.pipeline.cut.choose import contract, cut
 from rhino_jax.pipeline.cut.numbers import numbers_of, price
 from rhino_jax.pipeline.cut.ops import (
     IN_FLIGHT,

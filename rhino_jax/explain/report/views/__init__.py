@@ -5,8 +5,8 @@ none works in Lab, classic, VS Code and a file alike; a few hundred lines of box
 
 In: a plan; or quantities of several, or many points, to compare.
 Out: `views.views_of`: sections with drawings for a report; `bars`, `scatter`.
-Order: `boxes` (colours, bars, escaping), `views` (timeline, memory, network), `treemap`
-(values and regions), `shardings`, `bars` (verification, audit, diff), `scatter`
-(sweep), `page` (all of it as one file, with a script for sorting, filtering and
-copying: notebooks run none).
+Order: `boxes` (colours, bars, escaping), `views` (timeline, memory, network, shards of
+the largest arrays), `treemap` (values and regions), `bars` (verification, audit, diff),
+`scatter` (sweep), `page` (all of it as one file, with a script for sorting, filtering
+and copying: notebooks run none).
 """
