@@ -9,6 +9,7 @@ experts' recipes are stated in these terms (`roles`); the search itself needs no
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,7 +151,9 @@ def dims_off_lanes(graph: Graph, dim_classes: DimClasses) -> dict[int, tuple[int
 
     Convolutions read and write channels, or the batch, on the lanes, and so does what
     is computed of their results elementwise: of bf16[32,4096,64] each of 64 channels
-    takes two (v5e, libtpu 0.0.52). Inputs of the program are stored as others are.
+    takes two (v5e, libtpu 0.0.52). Inputs of the program are stored as others are, and
+    so are positions that a reshape merges into as many as the image has rows: 16 x 16
+    patches of 256 x 256, and attention's scores of them.
 
     Args:
       graph: the program.
@@ -159,24 +162,29 @@ def dims_off_lanes(graph: Graph, dim_classes: DimClasses) -> dict[int, tuple[int
     parts: set[tuple[Element, int]] = set()
     windows: set[tuple[Element | None, int]] = set()
     # Many ops share one rule.
-    major: dict[int, list[int]] = {}
+    major: dict[int, tuple[list[int], set[tuple[int, int]]]] = {}
+    joined: set[tuple[Element | None, int]] = set()
     for node in graph.nodes:
         if node.kind is not NodeKind.OP:
             continue
         assert node.op is not None and node.op.rule is not None
         rule = node.op.rule
-        factors = major.get(id(rule))
-        if factors is None:
+        if id(rule) not in major:
             layouts = (*rule.operands, *rule.results)
-            factors = [f for layout in layouts for dim in layout for f in dim[:-1]]
-            major[id(rule)] = factors
+            long_dims = {dim for layout in layouts for dim in layout if len(dim) > 1}
+            major[id(rule)] = (
+                [f for dim in long_dims for f in dim[:-1]],
+                {(d[0], math.prod(rule.factors[f].size for f in d)) for d in long_dims},
+            )
+        factors, merged = major[id(rule)]
         if factors:
             names = dim_classes.factors(node)
             parts |= {(names[f], rule.factors[f].size) for f in factors}
+            joined |= {(names[f], size) for f, size in merged}
         if node.op.traits.kind is OpKind.CONVOLUTION:
             image = graph.program.values[node.op.operands[0]].shape
             made = graph.program.values[node.op.results[0]].shape
-            for dims, shape, off in (
+            for image_dims, shape, off in (
                 (
                     dim_classes.operands(node, 0),
                     image,
@@ -188,7 +196,8 @@ def dims_off_lanes(graph: Graph, dim_classes: DimClasses) -> dict[int, tuple[int
                     window_dims(rule.results[0], rule),
                 ),
             ):
-                windows |= {(dims[d], shape[d]) for d in off}
+                windows |= {(image_dims[d], shape[d]) for d in off}
+    windows -= joined
     if not parts | windows:
         return {}
     found: dict[int, tuple[int, ...]] = {}

@@ -73,6 +73,25 @@ def test_only_the_last_of_merged_dims_lies_on_lanes() -> None:
     assert by_shape[8, 32] == {(1,)}
 
 
+def test_merged_positions_of_as_many_as_rows_may_lie_on_lanes() -> None:
+    def step(x: jax.Array, w: jax.Array) -> jax.Array:
+        image = jnp.sin(x)
+        y = jax.lax.conv_general_dilated(
+            image, w, (4, 4), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        y = y.reshape(8, 16, 32)
+        return jnp.sin(jnp.einsum("bqc,bkc->bqk", y, y)[:, None])
+
+    shapes = (8, 16, 16, 3), (4, 4, 3, 32)
+    args = tuple(jax.ShapeDtypeStruct(shape, "float32") for shape in shapes)
+    graph = inline_regions(trace(step, args, {}).program)
+    off = dims_off_lanes(graph, find_dim_classes(graph))
+    values = graph.program.values
+    assert all(
+        off.get(v, ()) == () for v in graph.held if values[v].shape[-2:] == (16, 16)
+    )
+
+
 def test_what_no_reshape_merges_may_lie_on_lanes() -> None:
     def step(x: jax.Array) -> jax.Array:
         return (jnp.tanh(x) @ x.T)[None]
