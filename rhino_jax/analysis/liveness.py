@@ -246,11 +246,13 @@ def _stack_passes(
 ) -> dict[int, int]:
     """Return `Liveness.stack_passes` of slices and stacks.
 
-    A copy of a value into or out of a stack reads and writes it. A slice with one
-    reader is fused into that, and a value that only a stack reads, or that the others
-    recompute (`stacked`), is written there in place; with more readers there is a copy,
-    and a number is sliced in a kernel of its own (HLO of v5e, libtpu 0.0.52: scales and
-    indices of a scan).
+    A copy of a value into or out of a stack reads and writes it. A slice is fused into
+    each reader that fuses, and a value that only a stack reads, or that the others
+    recompute (`stacked`), is written there in place. Where others read it too, a
+    matmul's fusion writes it to both places, and other values are copied. A number is
+    sliced in a kernel of its own, and so is what another op reads (HLO of v5e, libtpu
+    0.0.52: scales and indices of a scan; weights that two matmuls read, images that two
+    elementwise kernels read, that a sort reads).
     Where the compiler copies stacks (`Device.copies_stacks`), the zeros are written
     too, a value in place is computed from what is read a second time, every other value
     is copied, and so is a slice that some op cannot fuse.
@@ -260,10 +262,14 @@ def _stack_passes(
     for node in graph.nodes:
         if node.kind is not NodeKind.SLICE:
             continue
-        readers = [e.target for e in graph.outgoing[node.id] if not is_view[e.target]]
-        is_copied = len(readers) > 1 or bool(graph.scalar_readers[node.id])
-        if fusing.copies_stacks:
-            is_copied = any(not graph.nodes[n].is_fusible for n in readers)
+        is_copied = not fusing.copies_stacks and bool(graph.scalar_readers[node.id])
+        for reader in (graph.nodes[e.target] for e in graph.outgoing[node.id]):
+            if fusing.copies_stacks:
+                is_fused = is_view[reader.id] or reader.is_fusible
+            else:
+                is_fused = reader.kind is not NodeKind.OP or reader.is_fused
+                is_fused |= reader.hosts_fusion
+            is_copied |= not is_fused
         if is_copied:
             found[node.id] = 2
     for edge in graph.edges:
@@ -273,7 +279,9 @@ def _stack_passes(
         if fusing.copies_stacks:
             found[edge.target] = 2 if is_in_place else 3
         elif len(graph.readers[edge.source.id]) > 1 and not is_in_place:
-            found[edge.target] = 2
+            maker = graph.nodes[edge.source.node]
+            is_of_matmul = materialised.matmul_of[maker.id] != NOWHERE
+            found[edge.target] = 1 if maker.hosts_fusion or is_of_matmul else 2
     return found
 
 

@@ -388,7 +388,18 @@ COPIES = Fusing(copies_stacks=True, stacks_in_place=True)
         (lambda y, w: (y, y @ w), {}, {NodeKind.SLICE: 2, NodeKind.STACK: 3}),
         (
             lambda y, w: (y @ w + (z := jnp.sin(w)), z),
-            {NodeKind.SLICE: 2, NodeKind.STACK: 2},
+            {NodeKind.STACK: 2},
+            {NodeKind.SLICE: 2, NodeKind.STACK: 3},
+        ),
+        (
+            lambda y, w: (jnp.sort(w) + w, None),
+            {NodeKind.SLICE: 2},
+            {NodeKind.SLICE: 2},
+        ),
+        # A product is written to the stack, too.
+        (
+            lambda y, w: (jnp.sort(z := y @ w), z),
+            {NodeKind.STACK: 1},
             {NodeKind.SLICE: 2, NodeKind.STACK: 3},
         ),
         # The second reader compares once more.
@@ -398,7 +409,14 @@ COPIES = Fusing(copies_stacks=True, stacks_in_place=True)
             {NodeKind.STACK: 2},
         ),
     ],
-    ids=["elementwise", "product", "read by an op of a later level", "recomputed"],
+    ids=[
+        "elementwise",
+        "product",
+        "read by an op of a later level",
+        "read by a sort",
+        "a product that others read",
+        "recomputed",
+    ],
 )
 def test_slices_are_copied_out_of_stacks_and_into_them(
     body: Callable[..., Any],
