@@ -147,8 +147,9 @@ def analyse(graph: Graph, fusing: Fusing, most_shards: int = MAX_SHARDS) -> Live
     )
     if not fusing.on_chip_bytes:
         return live
-    of = live.kernels, live.is_held, live.last
-    kept = find_on_chip(graph, *of, fusing.on_chip_bytes, most_shards)
+    of = live.kernels, live.is_held, found.stacked, live.last
+    size = fusing.on_chip_bytes, most_shards
+    kept = find_on_chip(graph, *of, *size, in_loops=fusing.loops_on_chip)
     return replace(live, on_chip=kept)
 
 

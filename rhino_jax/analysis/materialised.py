@@ -80,7 +80,7 @@ class Fusing:
       by_bytes: as `Device.fuses_by_bytes`.
       pads_evenly: whether its convolutions pad both ends of a dim alike (cuDNN).
       ops_per_byte, rates: see `kernels.find_kernels`.
-      on_chip_bytes: as in `Device`.
+      on_chip_bytes, loops_on_chip: as in `Device`.
     """
 
     with_matmuls: bool = False
@@ -97,6 +97,7 @@ class Fusing:
     ops_per_byte: float = math.inf
     rates: KernelRates = field(default_factory=KernelRates)
     on_chip_bytes: int = 0
+    loops_on_chip: bool = False
 
     @classmethod
     def of(cls, device: Device) -> Fusing:
@@ -117,6 +118,7 @@ class Fusing:
             0.0 if rates.adds_vector_ops else rates.vector_ops_per_s / bytes_per_s,
             rates,
             device.on_chip_bytes,
+            device.loops_on_chip,
         )
 
 
@@ -357,7 +359,7 @@ class _MaterialisedFinder:
             if node.hosts_fusion:
                 continue
             before = [nodes[self.graph.ports[p].node] for p in self.feeds[node.id]]
-            behind = [nodes[n] for n in self._readers_of(node)]
+            behind = [nodes[n] for n in self.readers.of_port(node.ports[0].id)]
             for other in [*before, *(n for n in behind if not n.hosts_fusion)]:
                 is_of_it = other.is_fusible or other.hosts_fusion
                 is_new = is_of_it and other.id not in found
@@ -371,7 +373,9 @@ class _MaterialisedFinder:
             return False
         if self._row(node) <= OBSERVED.longest_row:
             return False
-        return any(sums(self.graph.nodes[n]) for n in self._readers_of(node))
+        return any(
+            sums(self.graph.nodes[n]) for n in self.readers.of_port(node.ports[0].id)
+        )
 
     def _row(self, node: Node) -> int:
         """Return the size of the last dim of an op's result; 0 for a scalar."""
@@ -448,14 +452,10 @@ class _MaterialisedFinder:
             return not any(self.materialised[p] for p in feeds)
         if not self.fusing.sinks_broadcasts or _kind(node) is not OpKind.BROADCAST:
             return False
-        readers = [self.graph.nodes[n] for n in self._readers_of(node)]
+        readers = [self.graph.nodes[n] for n in self.readers.of_port(node.ports[0].id)]
         return any(n.kind is NodeKind.CONST for n in readers) and all(
             n.kind is NodeKind.CONST or n.is_fusible for n in readers
         )
-
-    def _readers_of(self, node: Node) -> list[int]:
-        """Return the ids of the nodes that read the first result."""
-        return self.readers.of_port(node.ports[0].id)
 
     def _find_before(self) -> dict[int, int]:
         """Return, for every fusible node that only one matmul reads, through any number
@@ -465,7 +465,7 @@ class _MaterialisedFinder:
         for node in reversed(self.graph.run_order):
             if not node.is_fusible or node.ports[0].id in self.graph.crossing:
                 continue
-            readers = self._readers_of(node)
+            readers = self.readers.of_port(node.ports[0].id)
             homes = {n if hosts_fusion[n] else found.get(n) for n in readers}
             home = homes.pop() if len(homes) == 1 else None
             if home is not None:

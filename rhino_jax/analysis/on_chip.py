@@ -3,12 +3,18 @@
 XLA's memory space assignment gives each value, from its producer to one reader after
 the other, a place in a TPU's vector memory if one is free for all of that time; from
 the first reader that it has none for, the value is in HBM. Values that save most for
-their size come first: those of more accesses, and of these the larger (the benefit is
-in proportion to accesses times bytes, and is divided by the square root of the bytes:
-xla/service/memory_space_assignment/buffer_interval_comparator.cc). Kernels need a part
-of the memory for their own windows (`Observed.window_share`).
+their size come first: the benefit is the bytes of all accesses, weighted by the loops
+around them (`Observed.loop_benefit`), over the square root of the value's own bytes
+(xla/service/memory_space_assignment, buffer_interval_comparator.cc). Kernels need a
+part of the memory for their own windows (`Observed.window_bytes`).
 
-A value that a loop stacks, that leaves the program or enters a loop is in HBM.
+A carry of a loop is one buffer: what the body reads, the next value, and the result.
+So are a stack, the values that are written into it, and slices that another loop reads
+of it. A buffer that is there before a loop's body runs, and read in the body, is in one
+memory until the loop ends. Some compilers keep no such buffer on the chip
+(`Device.loops_on_chip`).
+
+Values that leave the program are in HBM; carries and stacks are copied there.
 
 What is kept depends on the sizes of shards, and so on every value's sharding. Here it
 is decided for the whole program at every power of two of shards, as if all values had
@@ -17,13 +23,17 @@ as many; an op asks for the number of its own shards.
 Seen in HLO of v6e:2x2, libtpu 0.0.52 (layouts with `S(1)`): of two matmuls the value
 between is kept up to 32 MiB, beside an operand as large; attention's scores of 64 MiB
 are kept where nothing else is as large, and gradients of 32 MiB beside them are not.
+Of loops on v5e and v6e, carries of up to 47 MiB with a next value as large, and stacks
+of 48 MiB are kept, not of 96; of a flow's stacks one of 64 MiB beside three of 8 MiB.
+On tpu7x carries of 14 MiB are, not of 16; on v4 and v5p none of 4 MiB.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Hashable, Sequence, Set as AbstractSet
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,6 +42,7 @@ from rhino_jax.analysis.kernels import Kernels
 from rhino_jax.analysis.uses import NOWHERE, copied_ports
 from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.ir.program import Value
+from rhino_jax.utils.union_find import united
 
 
 MAX_SHARDS = 1 << 15
@@ -74,9 +85,11 @@ def find_on_chip(
     graph: Graph,
     kernels: Kernels,
     is_held: Sequence[bool],
+    stacked: AbstractSet[int],
     last: Sequence[int],
     capacity_bytes: int,
     most_shards: int,
+    in_loops: bool,
 ) -> OnChip:
     """Decide which values stay in on-chip memory.
 
@@ -84,42 +97,143 @@ def find_on_chip(
       graph: the program.
       kernels: its memory reads.
       is_held: [ports], whether the value has a buffer of its own.
+      stacked: ids of ports whose values are stored in the stack of a loop only.
       last: [ports], when it is read for the last time.
       capacity_bytes: on-chip memory of a device.
       most_shards: number of shards that a value has at most.
+      in_loops: whether buffers may stay from one trip of a loop to the next.
     """
     sources = _sources(graph, kernels, last)
-    times: list[set[int]] = [set() for _ in graph.ports]
-    for found in sources:
-        for port, time in found:
-            times[port].add(time)
-    reads = {
-        p.id: sorted(times[p.id])
-        for p in graph.ports
-        if is_held[p.id] and times[p.id] and _may_stay(graph, p)
+    is_written = [held or p in stacked for p, held in enumerate(is_held)]
+    buffers = _find_buffers(graph, sources, is_written, stacked)
+    kept = {
+        b: found
+        for b, found in buffers.items()
+        if found.size
+        and found.times
+        and (in_loops or not found.is_in_loop)
+        and _may_stay(graph, found)
     }
-    size = {p: float(_value_of(graph, graph.ports[p]).bytes) for p in reads}
-    order = sorted(reads, key=lambda p: -(1 + len(reads[p])) * math.sqrt(size[p]))
-    until: dict[int, list[int]] = {p: [] for p in order}
+    order = sorted(kept, key=lambda b: -kept[b].benefit / math.sqrt(kept[b].size))
+    until: dict[int, list[int]] = {b: [] for b in order}
     for level in range(min(MAX_SHARDS, most_shards).bit_length()):
-        room = 2**level * capacity_bytes * (1 - OBSERVED.window_share)
+        room = 2**level * room_bytes(capacity_bytes)
         used = np.zeros(graph.end + 2)
-        for p in order:
-            until[p].append(_place(used, _start(graph, p), reads[p], size[p], room))
-        if all(until[p][-1] == reads[p][-1] for p in order):
+        for b in order:
+            own = kept[b]
+            until[b].append(_place(used, own.start, sorted(own.times), own.size, room))
+        if all(until[b][-1] == max(kept[b].times) for b in order):
             break
+    loops = graph.loops
+    of_port = {p: b for b, found in kept.items() for p in found.ports}
 
     def shards(port: int, time: int) -> int:
-        if (kept := until.get(port)) is None:
+        if (b := of_port.get(port)) is None:
             return 0
+        time = _stays_until(loops, kept[b].start, time)
         # With more shards all values are kept.
-        always = -1 << len(kept)
-        return always + sum(1 << level for level, end in enumerate(kept) if end >= time)
+        always = -1 << len(until[b])
+        levels = (1 << level for level, end in enumerate(until[b]) if end >= time)
+        return always + sum(levels)
 
     return OnChip(
         [tuple([shards(*x) for x in found]) for found in sources],
         [shards(p.id, _start(graph, p.id)) for p in graph.ports],
     )
+
+
+def room_bytes(capacity_bytes: int) -> int:
+    """Return the bytes of on-chip memory that values may take."""
+    return max(0, capacity_bytes - OBSERVED.window_bytes)
+
+
+@dataclass(slots=True, eq=False)
+class _Buffer:
+    """Ports whose values are in one place.
+
+    Attributes:
+      ports: their ids.
+      size: bytes of the largest.
+      start: when the first is written.
+      times: when each read ends, see `_stays_until`.
+      benefit: bytes that kernels read and write, weighted by the loops around them.
+      is_in_loop: whether it is there from one trip of a loop to the next.
+    """
+
+    ports: list[int] = field(default_factory=list)
+    size: float = 0.0
+    start: int = sys.maxsize
+    times: set[int] = field(default_factory=set)
+    benefit: float = 0.0
+    is_in_loop: bool = False
+
+
+def _find_buffers(
+    graph: Graph,
+    sources: Sequence[Sequence[tuple[int, int]]],
+    is_written: Sequence[bool],
+    stacked: AbstractSet[int],
+) -> dict[int, _Buffer]:
+    """Return the buffers of all ports, by the first port of each.
+
+    Args:
+      graph: the program.
+      sources: what kernels read, see `_sources`.
+      is_written: [ports], whether the value is written to memory.
+      stacked: as in `find_on_chip`.
+    """
+    firsts, loops = _first_ports(graph, stacked), graph.loops
+    found: dict[int, _Buffer] = {}
+    depth = np.zeros(graph.end + 2)
+    for start, end in loops:
+        depth[start + 1 : end] += 1
+    weight = OBSERVED.loop_benefit**depth
+    for port in graph.ports:
+        kind = graph.nodes[port.node].kind
+        own = found.setdefault(firsts[port.id], _Buffer())
+        own.ports.append(port.id)
+        if kind is NodeKind.OP and not is_written[port.id]:
+            continue
+        size = _value_of(graph, port).bytes
+        own.size, start = max(own.size, size), _start(graph, port.id)
+        own.start = min(own.start, start)
+        own.is_in_loop |= kind in _BORDERS
+        if kind is NodeKind.OP:
+            own.benefit += size * weight[start]
+        elif kind in (NodeKind.CARRY, NodeKind.STACK):
+            own.times.add(graph.loop_end[port.node])
+    for read, time in {pair for of_node in sources for pair in of_node}:
+        own = found[firsts[read]]
+        own.times.add(_stays_until(loops, own.start, time))
+        own.benefit += _value_of(graph, graph.ports[read]).bytes * weight[time]
+    return found
+
+
+_BORDERS = NodeKind.CARRY, NodeKind.CONST, NodeKind.SLICE, NodeKind.STACK
+
+
+def _first_ports(graph: Graph, stacked: AbstractSet[int]) -> np.ndarray:
+    """Return [ports], the first port of the buffer of each."""
+    copied, a, b = copied_ports(graph), list[int](), list[int]()
+    for edge in graph.edges:
+        node, port = graph.nodes[edge.target], edge.source.id
+        port = port if copied[port] == NOWHERE else int(copied[port])
+        is_next = node.kind is NodeKind.CARRY and edge.time == graph.loop_end[node.id]
+        is_read = node.kind in (NodeKind.SLICE, NodeKind.CONST)
+        if is_next or is_read or (node.kind is NodeKind.STACK and port in stacked):
+            a.append(port)
+            b.append(node.ports[0].id)
+    carries = [n for n in graph.nodes if n.kind is NodeKind.CARRY]
+    a += [n.ports[0].id for n in carries]
+    b += [n.ports[-1].id for n in carries]
+    return united(len(graph.ports), np.array(a, dtype=int), np.array(b, dtype=int))
+
+
+def _stays_until(loops: Sequence[tuple[int, int]], start: int, time: int) -> int:
+    """Return until when a buffer that is written at `start` stays in one memory where
+    it is read at `time`: to the end of the outermost loop between the two."""
+    ends = (end for begin, end in loops if start <= begin < time < end)
+    return max(ends, default=time)
 
 
 def _place(
@@ -156,18 +270,15 @@ def _value_of(graph: Graph, port: Port) -> Value:
     return graph.program.values[number]
 
 
-def _is_computed(graph: Graph, port: int) -> bool:
-    kind = graph.nodes[graph.ports[port].node].kind
-    return kind in (NodeKind.OP, NodeKind.CARRY)
-
-
-def _may_stay(graph: Graph, port: Port) -> bool:
-    """Whether an op or a loop's body computes the value, and only ops and the loop's
-    next trip read it."""
-    if not _is_computed(graph, port.id):
-        return False
-    read = {graph.nodes[e.target].kind for e in graph.readers[port.id]}
-    return read <= {NodeKind.OP, NodeKind.COPY, NodeKind.CARRY}
+def _may_stay(graph: Graph, buffer: _Buffer) -> bool:
+    """Whether the program computes a buffer, and none but ops and loops read it, or
+    what is read of it elsewhere is a carry or a stack."""
+    kinds = {graph.nodes[graph.ports[p].node].kind for p in buffer.ports}
+    if kinds & {NodeKind.CARRY, NodeKind.STACK}:
+        return True
+    edges = (e for p in buffer.ports for e in graph.readers[p])
+    read = {graph.nodes[e.target].kind for e in edges}
+    return NodeKind.OP in kinds and read <= {NodeKind.OP, NodeKind.COPY, *_BORDERS}
 
 
 def _sources(

@@ -124,9 +124,12 @@ class Observed:
         a third difference, or two stencils of three points, are two (H100, jax 0.10.2).
       most_positions: positions of one stencil that are followed through others, to
         bound the time of the analysis: twice the 27 of a cube of three points a side.
-      window_share: share of on-chip memory that is left to the windows of kernels'
-        operands: values of 64 + 32 MiB beside small ones do not share the 128 MiB of a
-        v6e, 64 + 8 do (libtpu 0.0.52).
+      window_bytes: on-chip memory that is left to the windows of kernels' operands: a
+        sort's operand and result share 94 of the 128 MiB of a v6e and 28 of the 64 of a
+        tpu7x, not 128 and 32; 64 of a v5p's 64 do not stay, 32 do (libtpu 0.0.52).
+      loop_benefit: weight of an access in a loop over one outside, for the order in
+        which values get on-chip memory (XLA's
+        `xla_tpu_memory_space_assignment_while_execution_count`).
       most_padded: sizes of a table of narrow rows that XLA:TPU copies to padded rows in
         HBM, to look up there: of 1,000,000 rows, those of 60 to 127 elements, not those
         of 56 and less (v5e, libtpu 0.0.52).
@@ -148,7 +151,8 @@ class Observed:
     shortest_sum: int = 16
     stencils: float = 1.0
     most_positions: int = 64
-    window_share: float = 0.25
+    window_bytes: int = 32 * 2**20
+    loop_benefit: float = 5.0
     most_padded: float = 2.0
     turned_items: int = 77
     real_products: int = 3

@@ -29,6 +29,7 @@ fuses_rotations = false             # optional, false; see `Device`
 fuses_by_bytes = false              # optional, false; see `Device`
 loops_windows = false               # optional, false; see `Device`
 splits_complex = false              # optional, false; see `Device`
+loops_on_chip = false               # optional, false; see `Device`
 price_per_hour = 1.2                # optional, none: of one device; see `Device`
 recomputes = ["exp", "tanh.float32"] # optional, []; see `Device`
 systolic_array = 128                # optional, 0; see `Device`
@@ -53,6 +54,7 @@ hbm_bytes = 64_000_000_000
 hbm_bytes_per_s = 2e12
 on_chip_bytes = 134_217_728         # optional, 0; see `Device`
 on_chip_bytes_per_s = 5e12          # optional, inf; see `Device`
+on_chip_peak_bytes_per_s = 5e12     # optional, none; see `Device`
 reserve_share = 0.05                # optional, 0; see `Device`
 host_bytes_per_s = 1.5e10           # optional, none; see `Device`
 tile = [8, 128]                     # optional, none; see `Device`
@@ -231,7 +233,7 @@ _DTYPES = (
 )  # fmt: skip
 _MEMORY = (
     "hbm_bytes", "hbm_bytes_per_s", "on_chip_bytes", "on_chip_bytes_per_s",
-    "reserve_share", "host_bytes_per_s", "tile",
+    "on_chip_peak_bytes_per_s", "reserve_share", "host_bytes_per_s", "tile",
 )  # fmt: skip
 _TIER = (
     "name", "topology", "size", "largest", "rank", "dims", "wrap_multiple",
@@ -298,6 +300,7 @@ def _parse_device(top: TomlTable) -> Device:
         on_chip_bytes_per_s=memory.number(
             "on_chip_bytes_per_s", "bytes per second, above 0", default=math.inf
         ),
+        on_chip_peak_bytes_per_s=_rate(memory, "on_chip_peak_bytes_per_s", "bytes"),
         reserve_share=memory.share("reserve_share", 0.0, most=0.9),
         host_bytes_per_s=_rate(memory, "host_bytes_per_s", "bytes"),
         recomputes=top.texts("recomputes"),

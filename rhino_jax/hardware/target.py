@@ -74,7 +74,11 @@ class Device:
       memory_efficiency: share of that bandwidth that streaming reaches, in (0, 1].
       on_chip_bytes: memory on the chip in which the compiler keeps values from one
         kernel to others (see `rhino_jax.analysis.on_chip`); 0: none.
-      on_chip_bytes_per_s: bandwidth at which kernels read and write values there.
+      on_chip_bytes_per_s: bandwidth at which vector units read values there.
+      on_chip_peak_bytes_per_s: bandwidth at which kernels write them, and at which
+        matrix units read them; None: the same.
+      loops_on_chip: whether such values may be there from one trip of a loop to the
+        next.
       launch_s: fixed seconds that every kernel costs.
       overlap_share: upper bound on the time of all hidden collectives together, as a
         share of the compute time, in [0, 1].
@@ -149,6 +153,8 @@ class Device:
     memory_efficiency: float = 1.0
     on_chip_bytes: int = 0
     on_chip_bytes_per_s: float = math.inf
+    on_chip_peak_bytes_per_s: float | None = None
+    loops_on_chip: bool = False
     launch_s: float = 0.0
     overlap_share: float = 0.0
     hidable_share: float = 1.0
@@ -188,12 +194,6 @@ class Device:
                 if kind.startswith(start):
                     return platform
         return None
-
-    @property
-    def on_chip_slowness(self) -> float:
-        """Time of moving bytes on the chip over that of streaming them in HBM."""
-        streamed = self.hbm_bytes_per_s * self.memory_efficiency
-        return streamed / self.on_chip_bytes_per_s
 
     @property
     def inlining(self) -> dict[str, bool]:

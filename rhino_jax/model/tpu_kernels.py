@@ -48,6 +48,7 @@ import numpy as np
 from rhino_jax.analysis.dim_classes import window_dims
 from rhino_jax.analysis.graph import Node, NodeKind
 from rhino_jax.analysis.in_place import is_into_zeros, sources_of
+from rhino_jax.analysis.on_chip import room_bytes
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.cost.compute import op_s, padding
 from rhino_jax.hardware.lowering import OBSERVED
@@ -314,9 +315,9 @@ def _widths(sizes: LocalSizes, table: Value, specs: Iterable[Spec]) -> np.ndarra
     )
 
 
-def _room(analysis: ProgramAnalysis) -> float:
+def _room(analysis: ProgramAnalysis) -> int:
     """Return the bytes of fast memory that copies may take."""
-    return analysis.target.device.on_chip_bytes * (1 - OBSERVED.window_share)
+    return room_bytes(analysis.target.device.on_chip_bytes)
 
 
 def _turned_s(

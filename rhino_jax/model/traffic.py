@@ -60,25 +60,35 @@ class KernelTraffic:
                 read = np.minimum(held, parts * self.sizes.held_bytes(*made))
             if on_chip is not None and (shards := on_chip.reads[node.id][k]):
                 shares = held / values[op.operands[i]].bytes
-                read = read * self._slowness(shards, shares)
+                slowness = self._slowness(shards, shares, of_peak=node.hosts_fusion)
+                read = read * slowness
             traffic += read
         for port in node.ports:
             if self.liveness.is_materialised[port.id]:
                 value = values[op.results[port.result]]
                 held = self.sizes.held_bytes(ports.made[port.result], value)
                 if on_chip is not None and (shards := on_chip.writes[port.id]):
-                    held = held * self._slowness(shards, held / value.bytes)
+                    shares = held / value.bytes
+                    held = held * self._slowness(shards, shares, of_peak=True)
                 traffic += held
         return traffic
 
-    def _slowness(self, shards: int, shares: np.ndarray) -> np.ndarray:
+    def _slowness(
+        self, shards: int, shares: np.ndarray, *, of_peak: bool
+    ) -> np.ndarray:
         """Return [strategies], the time of moving a value's bytes over that in HBM.
 
         Args:
           shards: with which it is on the chip, as in `OnChip`.
           shares: [strategies], local over whole size.
+          of_peak: whether a kernel writes it, or a matrix unit reads it.
         """
-        return np.where(is_kept(shards, shares), self.target.device.on_chip_slowness, 1)
+        device = self.target.device
+        rate = device.on_chip_bytes_per_s
+        if of_peak:
+            rate = device.on_chip_peak_bytes_per_s or rate
+        streamed = device.hbm_bytes_per_s * device.memory_efficiency
+        return np.where(is_kept(shards, shares), streamed / rate, 1)
 
     def updating(
         self, node: Node, ports: Ports, update: InPlace | None, is_partial: np.ndarray

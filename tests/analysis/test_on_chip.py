@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,12 +18,19 @@ from rhino_jax.frontend.trace import trace
 
 
 MIB = 2**20
-CHIP = Fusing(with_matmuls=True, on_chip_bytes=128 * MIB)
+CHIP = Fusing(
+    with_matmuls=True,
+    stacks_in_place=True,
+    on_chip_bytes=128 * MIB,
+    loops_on_chip=True,
+)
 
 
-def analysed(fn: Any, *args: Any) -> tuple[Graph, Liveness, OnChip]:
+def analysed(
+    fn: Any, *args: Any, chip: Fusing = CHIP
+) -> tuple[Graph, Liveness, OnChip]:
     graph = inline_regions(trace(fn, args, {}).program)
-    live = analyse(graph, CHIP)
+    live = analyse(graph, chip)
     assert live.on_chip is not None
     return graph, live, live.on_chip
 
@@ -86,16 +94,66 @@ def test_a_value_stays_in_a_loops_body() -> None:
     assert found[0] == (16 * MIB, True)
 
 
-def test_values_that_a_loop_stacks_are_in_hbm() -> None:
+def stacked_and_read(x: Any, ws: Any) -> Any:
+    """Return what one loop makes of what another has stacked."""
+
+    def forward(x: Any, w: Any) -> Any:
+        y = jnp.sort(x * w, axis=-1)
+        return jnp.tanh(y), jnp.sin(y)
+
+    def backward(x: Any, y: Any) -> Any:
+        return jnp.sort(x + y, axis=-1), None
+
+    last, ys = jax.lax.scan(forward, x, ws)
+    return jax.lax.scan(backward, last, ys, reverse=True)[0].sum()
+
+
+def reads_of(fn: Any, *args: Any, chip: Fusing = CHIP) -> dict[str, list[bool]]:
+    """Return, by the op that reads, whether each of its reads is on the chip."""
+    graph, _, on_chip = analysed(fn, *args, chip=chip)
+    found: dict[str, list[bool]] = {}
+    for node in graph.nodes:
+        if node.kind is NodeKind.OP and node.op is not None:
+            kept = [bool(is_kept(s, np.ones(1))[0]) for s in on_chip.reads[node.id]]
+            found.setdefault(node.op.name, []).extend(kept)
+    return found
+
+
+def test_stacks_stay_until_another_loop_has_read_them() -> None:
+    for mib, stays in ((32, True), (128, False)):
+        args = array(mib * 64, 1024), array(8, 1024)
+        assert reads_of(stacked_and_read, *args)["add"] == [True, stays]
+
+
+def test_some_compilers_keep_nothing_between_trips() -> None:
+    args = array(2048, 1024), array(8, 1024)
+    off = replace(CHIP, loops_on_chip=False)
+    assert reads_of(stacked_and_read, *args, chip=off)["add"] == [False, False]
+
+
+def test_a_carry_stays_with_its_next_value() -> None:
+    def step(x: Any) -> Any:
+        def body(x: Any, _: Any) -> Any:
+            return jnp.tanh(jnp.sort(x, axis=-1)), None
+
+        return jax.lax.scan(body, jnp.sin(x), None, length=8)[0]
+
+    for mib, stays in ((40, True), (128, False)):
+        assert reads_of(step, array(mib * 512, 1024))["sort"] == [stays]
+
+
+def test_what_every_trip_reads_stays_to_the_end_of_its_loop() -> None:
     def step(x: Any, ws: Any) -> Any:
-        def body(x: Any, w: Any) -> Any:
-            y = jnp.sort(x @ w, axis=-1)
-            return x, y
+        often = jnp.sort(x, axis=-1)
 
-        return jax.lax.scan(body, x, ws)[1]
+        def body(c: Any, w: Any) -> Any:
+            return jnp.sort((often * w).sum(0)), jnp.sort(x * c, axis=-1).sum(0)
 
-    found = written(step, array(8192, 1024), array(4, 1024, 1024))
-    assert found[-1] == (16 * MIB, False)
+        return jax.lax.scan(body, ws[0], ws)
+
+    for mib, stays in ((32, True), (64, False)):
+        kept = reads_of(step, array(mib * 512, 1024), array(8, 1024))
+        assert stays in kept["mul"]
 
 
 def test_a_read_after_the_chip_is_full_is_from_hbm() -> None:

@@ -61,3 +61,28 @@ def test_a_matmuls_fusion_computes_its_activation_at_once() -> None:
     _, special = seconds(lambda x, w: jnp.tanh(x @ w), x, w)
     _, plain = seconds(lambda x, w: -(x @ w), x, w)
     assert special == plain
+
+
+def test_products_read_what_stays_at_the_rate_of_writes() -> None:
+    """A vector unit reads on-chip memory more slowly than a matrix unit does."""
+    slow, fast = 1e12, 1e15
+    targets = [
+        TPU.replace(on_chip_bytes_per_s=slow, on_chip_peak_bytes_per_s=peak)
+        for peak in (None, fast)
+    ]
+
+    def step(x: Any, w: Any) -> Any:
+        return (jnp.sort(x, axis=-1) @ w).sum()
+
+    x, few = array(8192, 1024), array(1024, 8)
+    found = [seconds(step, x, few, target=t) for t in targets]
+    sorting, product, *_ = zip(*found, strict=True)
+    kept = x.size * 4
+    assert sorting[0] > sorting[1]
+    assert product[0] - product[1] == pytest.approx(kept / slow, rel=0.1)
+
+    def summed(x: Any) -> Any:
+        return jnp.sort(x, axis=-1).sum(-1)
+
+    _, read = zip(*(seconds(summed, x, target=t) for t in targets), strict=True)
+    assert read[0] == read[1]

@@ -35,7 +35,7 @@ def step(w: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
 def shapes() -> tuple[Any, ...]:
     shape = jax.ShapeDtypeStruct
     weights = {"a": shape((512, 2048), "float32"), "b": shape((2048, 512), "float32")}
-    return weights, shape((4096, 512), "float32")
+    return weights, shape((8192, 512), "float32")
 
 
 def plan_of(**asked: Any) -> Any:

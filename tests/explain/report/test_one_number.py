@@ -35,15 +35,15 @@ def plan_of(**options: Any) -> rhino.Plan:
     weights = {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
     params = {name: shape(LAYERS, *dims) for name, dims in weights.items()}
     fixed = {"hardware": "v5e:2x4", "donate_argnums": 0, "progress": False}
-    return rhino.plan(step, params, shape(65536, WIDTH), **fixed, **options)
+    return rhino.plan(step, params, shape(32768, WIDTH), **fixed, **options)
 
 
 @pytest.mark.parametrize(
     "options",
     covering(
         [
-            {"memory_budget_bytes": "260MiB", "level": "fast"},
-            {"memory_budget_bytes": "260MiB"},
+            {"memory_budget_bytes": "130MiB", "level": "fast"},
+            {"memory_budget_bytes": "130MiB"},
             {},
             {"stages": 2, "schedule": "one-program", "level": "fast"},
             {"stages": 2, "schedule": "1f1b", "level": "fast"},
