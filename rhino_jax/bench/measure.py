@@ -240,7 +240,8 @@ _BEHAVIOUR = (
     "combines_levels", "rounds_products", "calls_cudnn", "parts_columns",
     "defers_gradients", "masks_groups", "tiles_groups", "sinks_broadcasts",
     "copies_stacks", "fuses_rotations", "fuses_by_bytes", "loops_windows",
-    "splits_complex", "loops_on_chip", "recomputes", "clock_hz", "systolic_array",
+    "splits_complex", "loops_on_chip", "sparse_cores", "recomputes", "clock_hz",
+    "systolic_array",
 )  # fmt: skip
 """Keys that are not measured: copied from the shipped file of the same device kind."""
 

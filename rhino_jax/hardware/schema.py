@@ -30,6 +30,7 @@ fuses_by_bytes = false              # optional, false; see `Device`
 loops_windows = false               # optional, false; see `Device`
 splits_complex = false              # optional, false; see `Device`
 loops_on_chip = false               # optional, false; see `Device`
+sparse_cores = false                # optional, false; see `Device`
 price_per_hour = 1.2                # optional, none: of one device; see `Device`
 recomputes = ["exp", "tanh.float32"] # optional, []; see `Device`
 systolic_array = 128                # optional, 0; see `Device`

@@ -129,6 +129,7 @@ class Device:
         readers in several kernels the narrowest value is stored.
       loops_windows: whether gathers and scatters of windows are loops over the windows
         (see `rhino_jax.model.tpu_kernels`).
+      sparse_cores: whether SparseCores look rows up: from HBM, to HBM.
       host_bytes_per_s: bandwidth of a device's link to host memory, one direction; None
         if it is unknown, or the compiler does not support host offload.
       recomputes: names of costly elementwise ops that the compiler recomputes in the
@@ -177,6 +178,7 @@ class Device:
     fuses_by_bytes: bool = False
     loops_windows: bool = False
     splits_complex: bool = False
+    sparse_cores: bool = False
     host_bytes_per_s: float | None = None
     recomputes: tuple[str, ...] = ()
     tile: tuple[int, ...] = ()

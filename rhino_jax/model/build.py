@@ -34,7 +34,7 @@ from rhino_jax.model.packing import are_combined, with_packing
 from rhino_jax.model.resharding import ReshardTables
 from rhino_jax.model.sizes import LocalSizes, SpecTable
 from rhino_jax.model.strategies import Strategy
-from rhino_jax.model.tpu_kernels import with_loops_and_parts
+from rhino_jax.model.tpu_kernels import padded_copies, with_loops_and_parts
 from rhino_jax.solver.problem import EdgeUsage, NodeUsage, PairTable, Problem
 from rhino_jax.utils.union_find import for_each, number_objects, number_rows
 
@@ -256,7 +256,7 @@ class _Pricing:
                 problem.edge_usages.append(usage)
 
     def add_held(self, problem: Problem) -> None:
-        """Add the memory of values, and of copies of whole arrays."""
+        """Add the memory of values, and of copies of them."""
         graph, liveness = self.analysis.graph, self.analysis.liveness
         alike, sizes = self.analysis.alike, self.builder.sizes
         ports = held_ports(self.analysis)
@@ -282,6 +282,7 @@ class _Pricing:
             problem.node_usages.append(usage)
         self._add_masked(problem)
         self._add_unscattered(problem)
+        problem.node_usages += padded_copies(self.analysis, sizes, self.options)
 
     def _add_unscattered(self, problem: Problem) -> None:
         """Add the memory of partial results during a reduce-scatter, in addition to its

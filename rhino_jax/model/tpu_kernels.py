@@ -40,7 +40,7 @@ Seen in HLO of v5e:4x4 and v5e:2x2, libtpu 0.0.52.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -60,6 +60,7 @@ from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.op_collectives import splits
 from rhino_jax.model.options import Options
 from rhino_jax.model.sizes import LocalSizes
+from rhino_jax.solver.problem import NodeUsage
 
 
 _APART, _JOINED = 3.0, 2.0
@@ -259,25 +260,38 @@ def _indexed_s(
             op.rule, own, sizes, is_whole=is_complex and len(op.operands) > 2
         )
         return trips * _trip_s(analysis, op, 2 if is_complex else 1)  # real, imaginary
-    table, row_values = values[op.operands[0]], values[op.operands[-1]]
     if op.traits.kind is not OpKind.SCATTER or not _takes_rows(op):
         return np.zeros(len(own.cost_s))
+    far, near = 0.0 * own.cost_s, 0.0 * own.cost_s
+    for size, padded, count, in_fast_memory in _summed_copies(
+        analysis, sizes, node, own
+    ):
+        is_far = padded > _room(analysis)
+        far += np.where(is_far, count * (size + padded), 0.0)
+        near += np.where(is_far, 0.0, in_fast_memory)
+    seconds = op_s(analysis.target, 0.0 * near, near, "float32")
+    return seconds + _turning_s(analysis.target, far, values[op.operands[0]].dtype)
+
+
+def _summed_copies(
+    analysis: ProgramAnalysis, sizes: LocalSizes, node: Node, own: Options
+) -> Iterator[tuple[np.ndarray, np.ndarray, int, np.ndarray]]:
+    """Yield the copies to padded rows that a scatter of narrow rows works on: bytes of
+    the rows and of the copy, how often it is copied in HBM, and the bytes that copies
+    in fast memory move instead; all are [options]."""
+    op, values = node.op, analysis.graph.program.values
+    assert op is not None
+    table, row_values = values[op.operands[0]], values[op.operands[-1]]
     lanes = analysis.target.device.tile[-1]
     width = _widths(sizes, table, (s.made[0] for s in own.strategies))
     held, rows = sizes.held_bytes(own.outs[0], table), 0.0 * width
     if node.id not in analysis.liveness.in_place or table.bytes <= row_values.bytes:
         rows = sizes.held_bytes(own.ins[2], row_values)
     copied = 2 * (1 + lanes / width) * held * (table.shape[-1] < lanes)
-    far, near = 0.0 * width, 0.0 * width
     passes = 1 if is_into_zeros(analysis.graph, node) else 2
-    for size, count, in_fast_memory in (rows, 1, 2 * rows), (held, passes, copied):
-        padded = size * lanes / width
-        is_far = padded > _room(analysis)
-        far += np.where(is_far, count * (size + padded), 0.0)
-        near += np.where(is_far, 0.0, in_fast_memory)
     is_narrow = (1 < width) & (width < lanes)
-    seconds = op_s(analysis.target, 0.0 * near, near, "float32")
-    return is_narrow * (seconds + _turning_s(analysis.target, far, table.dtype))
+    for size, count, near in (rows, 1, 2 * rows), (held, passes, copied):
+        yield size, is_narrow * size * lanes / width, count, is_narrow * near
 
 
 def _turning_s(target: Target, traffic: np.ndarray, dtype: str) -> np.ndarray:
@@ -325,6 +339,52 @@ def _turned_s(
 ) -> np.ndarray:
     """Return [options], the seconds of copying a narrow table to padded rows, or of
     reading a whole tile for every eight elements of a row."""
+    held, padded, lines = _looked_up(analysis, sizes, node, own)
+    assert node.op is not None
+    copied = np.where(padded > 0, held + padded, 0.0)
+    tiles = np.where(padded > 0, 0.0, np.minimum(lines, held))
+    dtype = analysis.graph.program.values[node.op.operands[0]].dtype
+    seconds = op_s(analysis.target, 0.0 * tiles, tiles, "float32")
+    return seconds + _turning_s(analysis.target, copied, dtype)
+
+
+def padded_copies(
+    analysis: ProgramAnalysis, sizes: LocalSizes, options: Sequence[Options]
+) -> Iterator[NodeUsage]:
+    """Yield the HBM that copies to padded rows take while narrow rows are looked up or
+    summed."""
+    graph, device = analysis.graph, analysis.target.device
+    if not device.tile or not device.loops_windows:
+        return
+    turned = _find_turned(analysis)
+    for node in filter(_indexes, graph.nodes):
+        assert node.op is not None
+        own, far = options[node.id], 0.0 if device.sparse_cores else _room(analysis)
+        if node.id in turned:
+            table, found = (
+                sizes.held_bytes(port, graph.program.values[value])
+                for port, value in (
+                    (own.ins[0], node.op.operands[0]),
+                    (own.outs[0], node.op.results[0]),
+                )
+            )
+            padded = _looked_up(analysis, sizes, node, own)[1]
+            copies = [padded, padded / table * found]
+        elif node.op.traits.kind is OpKind.SCATTER and _takes_rows(node.op):
+            far = _room(analysis)
+            copies = [c[1] for c in _summed_copies(analysis, sizes, node, own)]
+        else:
+            continue
+        held = np.sum([np.where(copy > far, copy, 0.0) for copy in copies], axis=0)
+        if held.any():
+            yield NodeUsage(node.id, held, node.time, node.time + 1)
+
+
+def _looked_up(
+    analysis: ProgramAnalysis, sizes: LocalSizes, node: Node, own: Options
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return [options], the bytes of a table, of its copy with padded rows where there
+    is one, and of the tiles that hold the looked up elements of narrow rows."""
     values, (rows, lanes) = analysis.graph.program.values, analysis.target.device.tile
     assert node.op is not None
     table, found = (values[v] for v in (node.op.operands[0], node.op.results[0]))
@@ -332,13 +392,10 @@ def _turned_s(
     paddings = lanes / (width * padding(width, rows))
     held = sizes.held_bytes(own.ins[0], table)
     is_narrow = (1 < width) & (width < lanes)
-    is_copied = paddings * held <= _room(analysis)
+    is_copied = (paddings - 1) * held <= OBSERVED.padding_bytes
     is_copied |= paddings <= OBSERVED.most_padded
-    copied = np.where(is_narrow & is_copied, (1 + paddings) * held, 0.0)
-    taken = lanes * padding(width, rows) * found.bytes * sizes.shares(own.outs[0])
-    tiles = np.where(is_narrow & ~is_copied, np.minimum(taken, held), 0.0)
-    seconds = op_s(analysis.target, 0.0 * tiles, tiles, "float32")
-    return seconds + _turning_s(analysis.target, copied, table.dtype)
+    lines = lanes * padding(width, rows) * found.bytes * sizes.shares(own.outs[0])
+    return held, is_narrow * is_copied * paddings * held, is_narrow * lines
 
 
 def _trips(

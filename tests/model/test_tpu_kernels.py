@@ -13,6 +13,7 @@ from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.model.build import MeshModel
+from rhino_jax.model.tpu_kernels import padded_copies
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.records import Request
 
@@ -129,6 +130,36 @@ def test_rows_of_a_narrow_table_are_looked_up_in_a_copy() -> None:
     assert most(lambda x, at: x[at], 32) == pytest.approx(512 * 4 * 4096 / rate)
     # A table that the program computes is written with padded rows.
     assert most(lambda x, at: jnp.sort(x, axis=0)[at], 64) == 0.0
+
+
+def copied(fn: Any, *args: Any, **changes: Any) -> float:
+    """Return the bytes of copies to padded rows where nothing is sharded."""
+    model = model_of(fn, *args, **changes)
+    copies = padded_copies(model.analysis, model.builder.sizes, model.options)
+    for copy in copies:
+        for s, used in zip(
+            model.options[copy.node].strategies, copy.usage, strict=True
+        ):
+            if not any(s.cut):
+                return float(used)
+    return 0.0
+
+
+def test_copies_to_padded_rows_take_memory() -> None:
+    get, row = lambda x, at: x[at], 128 * 4
+    few, many = (array(n, dtype=jnp.int32) for n in (2**9, 2**20))
+    # On the chip; in HBM, where they do not fit there or SparseCores look rows up.
+    assert copied(get, array(2**17, 16), few) == 0.0
+    assert copied(get, array(2**17, 16), many) == row * 2**20
+    both = row * (2**17 + 2**9)
+    assert copied(get, array(2**17, 16), few, sparse_cores=True) == both
+    assert copied(get, array(2**20, 64), few) == row * 2**20
+    # Mostly padding: read where it is.
+    assert copied(get, array(2**20, 16), few, sparse_cores=True) == 0.0
+    assert copied(get, array(2**20, 128), few) == 0.0
+    # The rows and their sums.
+    sums = lambda x, s: jax.ops.segment_sum(x, s, 2**18)  # noqa: E731
+    assert copied(sums, array(2**20, 16), many) == row * (2**20 + 2**18)
 
 
 def test_rows_that_sharding_makes_narrow_are_copied_to_padded_rows() -> None:

@@ -22,6 +22,7 @@ from rhino_jax.verify.compile import (
     compile_in_child,
     compile_lowered,
     compiled_by,
+    memory_use,
     read_out_of_memory,
 )
 from rhino_jax.verify.hlo.records import OutOfMemory
@@ -51,6 +52,16 @@ def _lower(mesh: Mesh, rows: int, width: int, **options: Any) -> jax.stages.Lowe
         (rows, width), jnp.float32, sharding=NamedSharding(mesh, P(axes))
     )
     return jax.jit(_scan, **options).lower(w, x)
+
+
+def test_memory_on_the_chip_is_not_in_peaks() -> None:
+    stats = SimpleNamespace(
+        argument_size_in_bytes=40, output_size_in_bytes=20, alias_size_in_bytes=10,
+        temp_size_in_bytes=30, peak_memory_in_bytes=100,
+    )  # fmt: skip
+    assert memory_use(stats, "tpu").peak_bytes == 80
+    stats.peak_memory_in_bytes = 70
+    assert memory_use(stats, "tpu").peak_bytes == 70
 
 
 def test_memory_of_a_program_on_cpu() -> None:
