@@ -5,8 +5,9 @@ where nothing reads that array later, and where the program may write there: the
 of another op, a donated argument, what a loop carries. It then moves its updates alone.
 Elsewhere the compilers copy the array first. Of several updates of one array, the last
 is in place.
-A branch that returns an argument as it is copies it, and the others copy it before they
-update it. Where the argument is donated for the result, XLA:GPU copies that once more,
+Of several branches, of which one runs, each may update it in place. Where a branch
+returns it as it is, XLA:TPU does so, too; on GPU that copies it, the others copy it
+before they update it, and where it is donated for the result, that is copied once more,
 back into its buffer.
 Source: openxla/xla, xla/service/copy_insertion.cc; seen in HLO of h100 and v5e, jax
 0.10.2: writes to a KV cache in a scan, rows added to a donated table.
@@ -36,7 +37,12 @@ class InPlace(NamedTuple):
 
 
 def update_in_place(
-    graph: Graph, read: list[int], is_stored: list[bool], filled: frozenset[int]
+    graph: Graph,
+    read: list[int],
+    is_stored: list[bool],
+    filled: frozenset[int],
+    *,
+    copies_returned: bool = False,
 ) -> dict[int, InPlace]:
     """Find the updates in place, and let each buffer live as long as what is written
     there.
@@ -46,12 +52,13 @@ def update_in_place(
       read: [ports], when the last reader needs the value; changed in place.
       is_stored: [ports], whether the value is in memory.
       filled: ids of ports whose values are in their scatters' results.
+      copies_returned: whether a branch that returns an array as it is copies it.
 
     Returns:
       Node id → the update.
     """
     found: dict[int, InPlace] = {}
-    taken: set[int] = set()
+    taken: dict[int, int | None] = {}  # port → join of the branches that write there
     for node in reversed(graph.run_order):
         if node.kind is not NodeKind.OP or node.op is None:
             continue
@@ -64,11 +71,14 @@ def update_in_place(
             is_own = (
                 graph.nodes[held.node].kind is not NodeKind.JOIN and not held.result
             )
-            is_free = is_own and is_stored[held.id] and held.id not in taken | filled
-            if not is_free or not is_writable(graph, held):
+            join = _join_of(graph, node)
+            is_first = held.id not in taken or taken[held.id] == join is not None
+            is_free = is_own and is_stored[held.id] and held.id not in filled
+            if not (is_first and is_free and is_writable(graph, held)):
                 continue
-            if not _is_read_behind(graph, edge, sources):
-                taken.add(held.id)
+            returned = None if copies_returned else join
+            if not _is_read_behind(graph, edge, sources, returned):
+                taken[held.id] = join
                 found[node.id] = InPlace(at, result)
                 for port in sources:
                     read[port.id] = max(read[port.id], read[result])
@@ -84,10 +94,21 @@ def sources_of(graph: Graph, edge: Edge) -> list[Port]:
     return found
 
 
-def _is_read_behind(graph: Graph, edge: Edge, sources: list[Port]) -> bool:
+def _join_of(graph: Graph, node: Node) -> int | None:
+    """Return the id of the join of branches that alone reads a node's result."""
+    readers = {e.target for e in graph.readers[node.ports[0].id]}
+    (only,) = readers if len(readers) == 1 else (None,)
+    is_join = only is not None and graph.nodes[only].kind is NodeKind.JOIN
+    return only if is_join else None
+
+
+def _is_read_behind(
+    graph: Graph, edge: Edge, sources: list[Port], returned: int | None
+) -> bool:
     """Whether something that has to wait for an update reads the array that it updates,
-    or something that is no op: all other reads run before it."""
-    passed = {port.node for port in sources}
+    or something that is no op, but for the join `returned`: all other reads run before
+    it."""
+    passed = {*(port.node for port in sources), returned}
     readers = [e for port in sources for e in graph.readers[port.id] if e is not edge]
     others = [e.target for e in readers if e.target not in passed]
     if not others:

@@ -120,7 +120,13 @@ def analyse(graph: Graph, fusing: Fusing, most_shards: int = MAX_SHARDS) -> Live
         padded = find_padded(graph, zero_taps)
     first = {node.id: nodes[0].time for nodes in padded for node in nodes}
     read = _read_until(graph, ports, found, find_late(graph, slack), first)
-    in_place = update_in_place(graph, read, found.ports, found.filled)
+    in_place = update_in_place(
+        graph,
+        read,
+        found.ports,
+        found.filled,
+        copies_returned=fusing.copies_stacks,
+    )
     _hold_donated(graph, read)
     returned = find_returned(graph)
     masked, stay = find_masked(graph, fusing.tiles_groups, masks=fusing.masks_groups)

@@ -120,3 +120,31 @@ def test_a_result_of_branches_is_copied_to_the_donated_buffer(
     assert passed(lambda table, rows: table) == (2 * table_bytes if donate else 0)
     assert passed(lambda table, rows: 2 * table) == 0
     assert passed(lambda table, rows: table, "v5e:2x4") == 0
+
+
+def _branches(*others: Any) -> Any:
+    """Return a function of which each branch adds rows, or is one of `others`."""
+
+    def fn(table: Any, at: Any, rows: Any, which: Any) -> Any:
+        add = lambda t: t.at[at].add(rows)  # noqa: E731
+        return jax.lax.switch(which, [add, *others, add], table)
+
+    return fn
+
+
+def _in_place_in_branches(fn: Any, hardware: str) -> int:
+    args = TABLE, AT, ROWS, jax.ShapeDtypeStruct((), jnp.int32)
+    program = trace(fn, args, {}, donate_argnums=(0,)).program
+    return len(ProgramAnalysis.of(program, load_target(hardware)).liveness.in_place)
+
+
+@pytest.mark.parametrize("hardware", ["h100:8", "v5e:2x4"])
+def test_updates_in_exclusive_branches_are_in_place(hardware: str) -> None:
+    assert _in_place_in_branches(_branches(), hardware) == 2
+    # A branch that returns the table copies it on GPU, and so do the others.
+    returned = 0 if hardware == "h100:8" else 2
+    assert _in_place_in_branches(_branches(lambda t: t), hardware) == returned
+    # Both results are needed here, one after the other.
+    fn = _branches()
+    both = lambda t, *rest: (fn(t, *rest), t.at[0].set(1.0))  # noqa: E731
+    assert _in_place_in_branches(both, hardware) <= 1
