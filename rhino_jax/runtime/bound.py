@@ -123,25 +123,28 @@ class Bound(Generic[AnyPlan]):
     def read(self, args: Any, kwargs: Any) -> Arguments | None:
         """Return the arrays of a call, or None if it is of another signature."""
         if self.traced.written is None:
-            leaves, tree = jax.tree.flatten((args, kwargs))
-            return self.match(leaves, tree)
+            return self.match((args, kwargs))
         lifted = lift(args, kwargs, self.traced.written.has_states)
         if lifted is None:
             return None
-        leaves, tree = jax.tree.flatten((lifted.args, lifted.kwargs))
+        arguments = self.match((lifted.args, lifted.kwargs))
         lifted.forget()
-        arguments = self.match(leaves, tree)
         if arguments is not None:
             arguments.lifted = lifted
         return arguments
 
-    def match(self, leaves: Sequence[Any], tree: Any) -> Arguments | None:
-        """Return the arrays among a call's leaves, or None for another signature."""
+    def match(self, call: tuple[Any, Any]) -> Arguments | None:
+        """Return the arrays of a call's `(args, kwargs)`, or None for another
+        signature."""
         arguments = self.traced.arguments
-        if tree != arguments.tree:
+        try:
+            # Three quarters of the time of flattening and comparing: 1,000 keys of
+            # dicts are not sorted.
+            leaves = arguments.tree.flatten_up_to(call)
+        except (TypeError, ValueError):
             return None
         if self._only_arrays:
-            arrays = list(leaves)
+            arrays = leaves
         else:
             for position, static in arguments.statics:
                 if static != Static(leaves[position]):
