@@ -168,3 +168,14 @@ def test_code_does_not_grow() -> None:
         )
     assert set(counts) == set(CODE_TOKENS)
     assert {p: n for p, n in counts.items() if n > CODE_TOKENS[p]} == {}
+
+
+def test_what_ships_is_every_package() -> None:
+    listed = re.findall(
+        r"^    (rhino_jax[\w.]*)$", text_of(ROOT.parent / "setup.cfg"), re.M
+    )
+    folders = (
+        init.parent.relative_to(ROOT.parent) for init in ROOT.rglob("__init__.py")
+    )
+    # The top-level configs/ is installed as one.
+    assert {*listed} - {"rhino_jax.configs"} == {".".join(f.parts) for f in folders}
