@@ -36,6 +36,7 @@ from rhino_jax.analysis.temporaries import (
 from rhino_jax.analysis.uses import (
     NOWHERE,
     are_views,
+    convolves,
     copied_ports,
     find_scattered_onto,
     looks_up,
@@ -257,12 +258,12 @@ def _stack_passes(
     each reader that fuses, and a value that only a stack reads, or that the others
     recompute (`stacked`), is written there in place. Where others read it too, a
     matmul's fusion writes it to both places, and other values are copied. A number is
-    sliced in a kernel of its own, and so is what another op reads (HLO of v5e, libtpu
-    0.0.52: scales and indices of a scan; weights that two matmuls read, images that two
-    elementwise kernels read, that a sort reads).
+    sliced in a kernel of its own, and so is an image that is convolved and what another
+    op reads (HLO of v5e, libtpu 0.0.52: scales and indices of a scan; weights that two
+    matmuls read, images that two elementwise kernels read, that a sort reads).
     Where the compiler copies stacks (`Device.copies_stacks`), the zeros are written
     too, a value in place is computed from what is read a second time, every other value
-    is copied, and so is a slice that some op cannot fuse.
+    is copied, and so is a slice that some op cannot fuse; look-ups can.
     """
     is_view = are_views(graph)
     found: dict[int, int] = {}
@@ -270,12 +271,17 @@ def _stack_passes(
         if node.kind is not NodeKind.SLICE:
             continue
         is_copied = not fusing.copies_stacks and bool(graph.scalar_readers[node.id])
-        for reader in (graph.nodes[e.target] for e in graph.outgoing[node.id]):
+        edges = list(graph.outgoing[node.id])
+        for edge in edges:
+            reader = graph.nodes[edge.target]
             if fusing.copies_stacks:
-                is_fused = is_view[reader.id] or reader.is_fusible
+                is_fused = is_view[reader.id] or reader.is_fusible or looks_up(reader)
+            elif reader.kind is NodeKind.COPY:
+                edges += graph.outgoing[reader.id]
+                continue
             else:
                 is_fused = reader.kind is not NodeKind.OP or reader.is_fused
-                is_fused |= reader.hosts_fusion
+                is_fused |= reader.hosts_fusion and not convolves(reader, edge.operand)
             is_copied |= not is_fused
         if is_copied:
             found[node.id] = 2

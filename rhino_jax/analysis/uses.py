@@ -152,6 +152,12 @@ def looks_up(node: Node) -> bool:
     return node.op is not None and node.op.traits.kind is OpKind.LOOKUP
 
 
+def convolves(node: Node, operand: int) -> bool:
+    """Whether a node is a convolution of this operand's images."""
+    op = node.op
+    return op is not None and op.traits.kind is OpKind.CONVOLUTION and not operand
+
+
 def find_scattered_onto(graph: Graph) -> dict[tuple[int, int], int]:
     """Return (addition, id of a port that it adds) → the scatter that combines its
     updates with that value in place of zeros, and whose result the sum then is.
