@@ -27,8 +27,8 @@ from rhino_jax.rewrite.numbers import NumberTable
 from rhino_jax.utils.union_find import DisjointSets
 
 
-SAME_ELEMENTS = ("transpose", "convert_element_type")
-"""Ops between a matrix and its product with itself."""
+SAME_ELEMENTS = (OpKind.MOVEMENT, OpKind.CONVERSION)
+"""Kinds of ops of one operand between a matrix and its product with itself."""
 
 Row = tuple[int, ...]
 """Positions of isomorphic ops in a region, or ids of their values: one of each copy."""
@@ -253,8 +253,10 @@ def _is_of_leaves(program: Program) -> Iterator[bool]:
     last = max((op.id for op in program.ops if op.source.is_backward), default=math.inf)
 
     def origin(value: int) -> int:
-        while value in maker and maker[value].name in SAME_ELEMENTS:
-            (value,) = maker[value].operands
+        while (op := maker.get(value)) and op.traits.kind in SAME_ELEMENTS:
+            if len(op.operands) > 1:
+                break
+            (value,) = op.operands
         return value
 
     for op in program.ops:
