@@ -492,24 +492,3 @@ def test_nothing_but_its_output_is_put_in_the_place_of_a_donated_input() -> None
     (output,), entry = graph.output_ports, graph.nodes[0].ports[0]
     assert output is not None
     assert live.last[entry.id] == live.first[output.id] - 1
-
-
-@pytest.mark.parametrize(("donated", "copies"), [((), 1), ((0,), 0), ((1,), 1)])
-def test_arguments_that_are_results_are_copied_unless_donated(
-    donated: tuple[int, ...], copies: int
-) -> None:
-    def step(frozen: Any, w: Any) -> Any:
-        return frozen, w - frozen @ w
-
-    traced = trace(step, (X, X + 1), {}, donate_argnums=donated)
-    graph = inline_regions(traced.program)
-    live = analyse(graph, GPU)
-    assert [copy.whole_bytes for copy in live.copies] == [4 * 64 * 64] * copies
-    for copy in live.copies:
-        assert graph.nodes[copy.node].kind in (NodeKind.INPUT, NodeKind.OUTPUT)
-        assert live.stack_passes[copy.node] == 2
-
-
-def test_a_donated_argument_is_one_of_the_results_that_it_is() -> None:
-    traced = trace(lambda x: (x, x), (X,), {}, donate_argnums=(0,))
-    assert len(analyse(inline_regions(traced.program), GPU).copies) == 1

@@ -43,6 +43,7 @@ TOLD_APART = {
     "ir/coverage.py": "in which parameter the names of kernels stand",
     "passes/microbatch/flow/analysis.py": "sums that only differentiation makes",
     "passes/sequence_slices/masks.py": "NumPy's functions on masks and their bounds",
+    "bench/probe/functions.py": "names of functions that are probed",
     "models/moe.py": "a field of a configuration is called top_k",
     "models/mixture.py": "a field of a configuration is called top_k",
 }

@@ -273,10 +273,12 @@ def test_rematerialisations_are_heard_of_every_time(
 @pytest.mark.parametrize("hardware", ["v5e:2x2", "v5p:2x2x1", "h100:1x4"])
 def test_memory_of_a_program_that_is_compiled_only(hardware: str) -> None:
     mesh = mesh_of_target(hardware)
-    found = compile_lowered(_lower(mesh, ROWS, WIDTH, donate_argnums=0), mesh=mesh)
+    # On-chip memory, which is not in peaks, does not hold them.
+    many = 64 * ROWS
+    found = compile_lowered(_lower(mesh, many, WIDTH, donate_argnums=0), mesh=mesh)
     memory = found.memory
     assert memory is not None
-    weight, rows = 4 * WIDTH**2, 4 * ROWS * WIDTH // 4
+    weight, rows = 4 * WIDTH**2, 4 * many * WIDTH // 4
     assert memory.argument_bytes == weight + rows
     assert memory.alias_bytes == weight
     assert memory.peak_bytes >= memory.argument_bytes + 4 * rows

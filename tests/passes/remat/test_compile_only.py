@@ -23,8 +23,9 @@ pytestmark = pytest.mark.compile_only
 
 SIZES = {
     "num_layers": 3, "d_model": 128, "d_ff": 512, "num_heads": 2, "seq_len": 128,
-    "batch": 64, "vocab": 256, "optimizer": "sgd", "remat": False,
+    "batch": 2048, "vocab": 256, "optimizer": "sgd", "remat": False,
 }  # fmt: skip
+"""More than the on-chip memory of a TPU holds, which is not in peaks."""
 
 TARGETS = [("v5e:2x2", 4), ("h100:8", 8)]
 
@@ -92,7 +93,7 @@ def test_stacks_wait_on_the_host_of_a_tpu() -> None:
     mesh = mesh_of_target("v5e:2x2", {"x": 4})
     traced = step("scan")
     stacks = [k for k in saved_values(traced.program) if k.forward is not None]
-    large = sorted(stacks, key=lambda k: -k.bytes)[:4]
+    large = sorted(stacks, key=lambda k: -k.bytes)[:8]
     changed = with_choice(traced, RematChoice(offload=tuple(k.value for k in large)))
     before, after = (compiled_for(mesh, t) for t in (traced, changed))
     assert before.memory is not None and after.memory is not None

@@ -143,7 +143,7 @@ SPELLINGS = {
 }  # fmt: skip
 """JAX's name of an op → HLO's, where they differ."""
 
-WITHOUT_HLO = {"exp2", "integer_pow"}
+WITHOUT_HLO = {"exp2", "integer_pow", "erfc", "erf_inv", "lgamma", "digamma"}
 """Ops that become several of HLO."""
 
 
