@@ -111,8 +111,8 @@ FEW_CHANNELS = {
 def test_channels_below_the_lanes_take_what_is_predicted(name: str) -> None:
     image, kernel = FEW_CHANNELS[name]
     fn = _gradients(_conv(1, "SAME"))
-    # What is stored for the gradients fits into on-chip memory, which compiled peaks leave
-    # out: of three arrays as large as the image, two are in HBM.
+    # What is stored for the gradients fits into on-chip memory, which compiled peaks
+    # leave out: of three arrays as large as the image, two are in HBM.
     _hold(fn, (image, BF16), (kernel, BF16), hardware="v5e:4x4", peak_at_most=1.6)
 
 
