@@ -23,6 +23,7 @@ from jax._src import (
 from jax._src.interpreters import partial_eval
 from jax._src.lax import lax as lax_internal
 from jax.extend import core as jex_core, random as jex_random
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from rhino_jax._compat.jaxprs import is_jaxpr, open_jaxpr, with_eqns
 
@@ -101,12 +102,53 @@ def retrace(
         avals = [
             aval
             if getattr(aval, "shape", ()) == shape
-            else jax.core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
+            else jax.core.ShapedArray(
+                shape,
+                aval.dtype,
+                weak_type=aval.weak_type,
+                memory_space=aval.memory_space,
+            )
             for aval, shape in zip(avals, shapes, strict=True)
         ]
     with without_mesh(), jax_core.extend_axis_env_nd([*axes.items()]):
         new, _, consts = partial_eval.trace_to_jaxpr_dynamic(wrapped, avals)
     return new, list(consts)
+
+
+_ON_HOST = "pinned_host"
+"""The kind of memory of arrays of `jax.memory.Space.Host`."""
+
+
+def is_on_host(x: Any) -> bool:
+    """Whether an array, its type or its abstract value, is in the host's memory."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return getattr(x.sharding, "memory_kind", None) == _ON_HOST
+    aval = getattr(x, "aval", x)
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
+
+
+def type_on(
+    x: Any, mesh: AbstractMesh | None = None, *, on_host: bool | None = None
+) -> jax.ShapeDtypeStruct:
+    """Return shape, dtype, weakness and memory of an array or abstract value.
+
+    Args:
+      x: it, or an object with a shape and a dtype.
+      mesh: a mesh on which it is replicated; None: it has no sharding, but in the
+        host's memory, where JAX takes the memory from a sharding alone.
+      on_host: whether it is in the host's memory; None: as `x` is.
+    """
+    if on_host is None:
+        on_host = is_on_host(x)
+    sharding = None
+    if mesh is not None or on_host:
+        sharding = NamedSharding(
+            AbstractMesh((), ()) if mesh is None else mesh,
+            PartitionSpec(*[None] * len(x.shape)),
+            memory_kind=_ON_HOST if on_host else None,
+        )
+    weak = bool(getattr(x, "weak_type", False))
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak, sharding=sharding)
 
 
 @contextlib.contextmanager
@@ -192,7 +234,7 @@ def in_current_mesh(jaxpr: Any) -> Any:
             is_named = hasattr(value, "_fields")
             return type(value)(*parts) if is_named else type(value)(parts)
         if isinstance(value, jax.sharding.NamedSharding) and not any(value.spec):
-            return jax.sharding.NamedSharding(mesh, value.spec)
+            return NamedSharding(mesh, value.spec)
         return value
 
     def moved(eqn: Any) -> Any:

@@ -61,6 +61,7 @@ class Liveness:
         arguments that are results as they are.
       masked, stay: copies of operands that are padded, or masked to ragged groups, and
         those that stay live from one product to another.
+      on_host: ids of the ports of values in the host's memory.
       stack_passes: id of a slice, stack or carry node of a loop → how often the whole
         stack, or the carry in every trip, is read or written in addition to what the
         ops of the body read and write; of results of branches, and of arguments that
@@ -81,6 +82,7 @@ class Liveness:
     copies: tuple[WholeCopy, ...]
     masked: tuple[Masked, ...]
     stay: tuple[Stays, ...]
+    on_host: frozenset[int]
     stack_passes: Mapping[int, int]
     first: list[int]
     last: list[int]
@@ -92,9 +94,10 @@ class Liveness:
         """[ports], whether a value is in memory and counted here. Values that separate
         programs send each other are not: whoever plans those programs knows how many
         are live, and for how long. Nor are those that are written into a stack, or into
-        the buffer of another value."""
+        the buffer of another value, or that are in the host's memory."""
         elsewhere, stored = self.handed | self.stacked, enumerate(self.is_materialised)
         elsewhere |= {update.result for update in self.in_place.values()}
+        elsewhere |= self.on_host
         return [is_it and port not in elsewhere for port, is_it in stored]
 
 
@@ -129,7 +132,7 @@ def analyse(graph: Graph, fusing: Fusing, most_shards: int = MAX_SHARDS) -> Live
         copies_returned=fusing.copies_stacks,
     )
     _hold_donated(graph, read)
-    returned = find_returned(graph)
+    returned, values = find_returned(graph), graph.program.values
     masked, stay = find_masked(graph, fusing.tiles_groups, masks=fusing.masks_groups)
     masked += tuple(padded_operand(nodes) for nodes in padded)
     masked += find_row_parts(graph) if fusing.parts_columns else ()
@@ -144,6 +147,7 @@ def analyse(graph: Graph, fusing: Fusing, most_shards: int = MAX_SHARDS) -> Live
         (find_hoisted(graph) if fusing.hoists_conversions else ()) + returned,
         masked,
         stay,
+        frozenset(p.id for v, p in graph.held.items() if values[v].on_host),
         _stack_passes(graph, found, fusing)
         | _carry_passes(graph, found.ports)
         | _branch_passes(graph, fusing)

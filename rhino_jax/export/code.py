@@ -446,6 +446,14 @@ def code_of(plan: PlanData, style: str) -> str:
             numbers=f"{plan.num_stages} stages, schedule {plan.schedule!r}",
             fix=fix,
         )
+    hosted = [leaf.path for leaf in (*plan.inputs, *plan.outputs) if leaf.on_host]
+    if hosted:
+        raise RhinoError(
+            f"{what}: arrays are in the host's memory, which no spec says.",
+            where=f"the plan of `{plan.program_name}`, `{hosted[0]}`",
+            numbers=f"{len(hosted)} arrays",
+            fix="plan.jit(fn) runs it; or plan with offload='as written'.",
+        )
     if plan.in_tree is None or (plan.traced is None and style != SPECS):
         raise PlanFileError(
             f"{what}: the program's lines are not known.",

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from rhino_jax._compat import is_on_host
 from rhino_jax.frontend.leaves import (
     Leaves,
     Static,
@@ -47,8 +48,9 @@ class Call:
         )
 
 
-ArrayType = tuple[tuple[int, ...], Any, bool]
-"""Shape, element type, and whether the type is weak (a Python scalar's)."""
+ArrayType = tuple[tuple[int, ...], Any, bool, bool]
+"""Shape, element type, whether the type is weak (a Python scalar's), and whether the
+array is in the host's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +66,18 @@ class Signature:
 
 
 def array_type(x: Any) -> ArrayType:
-    """Return shape, element type and weakness of anything that JAX accepts as an
-    array."""
-    aval = jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
-    return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))
+    """Return the type of anything that JAX accepts as an array."""
+    aval = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
+    weak = bool(getattr(aval, "weak_type", False))
+    return tuple(aval.shape), aval.dtype, weak, is_on_host(aval)
 
 
 def type_text(x: Any) -> str:
-    """Format the type of an array as `float32[8,16]`, or `weak float32[]` for a Python
-    scalar."""
-    shape, dtype, is_weak = array_type(x)
-    return f"{'weak ' if is_weak else ''}{format_array(dtype, shape)}"
-
-
-def abstract(x: Any) -> jax.ShapeDtypeStruct:
-    """Return shape and type of an array, without its sharding."""
-    shape, dtype, is_weak = array_type(x)
-    return jax.ShapeDtypeStruct(shape, dtype, weak_type=is_weak)
+    """Format the type of an array as `float32[8,16]`, `weak float32[]` for a Python
+    scalar, or `float32[8,16] in host memory`."""
+    shape, dtype, is_weak, on_host = array_type(x)
+    end = " in host memory" if on_host else ""
+    return f"{'weak ' if is_weak else ''}{format_array(dtype, shape)}{end}"
 
 
 def split_call(

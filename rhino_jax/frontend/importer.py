@@ -201,7 +201,8 @@ class _ProgramBuilder:
     def value(self, aval: Any, *, is_literal: bool = False) -> int:
         found = type_of(aval)
         shape, dtype = self.types.setdefault(found, found)
-        self.values.append(Value(len(self.values), shape, dtype, is_literal))
+        kind = is_literal, _compat.is_on_host(aval)
+        self.values.append(Value(len(self.values), shape, dtype, *kind))
         return len(self.values) - 1
 
     def atom(self, env: Env, atom: Any) -> int:
@@ -247,6 +248,10 @@ class _ProgramBuilder:
         traits = (rule and rule.traits) or traits_of(name)
         if eqn.effects and call is None:
             traits = replace(traits, has_effects=True)
+        places = {self.values[v].on_host for v in (*operands, *results)}
+        is_transfer = len(places) > 1 and call is None
+        if is_transfer:
+            traits = replace(traits, is_transfer=True)
         self.ops[op_id] = Op(
             id=op_id,
             name=name,
@@ -254,7 +259,7 @@ class _ProgramBuilder:
             results=results,
             rule=self.rule(operands, rule) if rule else None,
             flops=float(rule.flops) if rule else 0.0,
-            is_fusible=rule.is_fusible if rule else False,
+            is_fusible=rule is not None and rule.is_fusible and not is_transfer,
             traits=traits,
             is_known=is_known or manual is not None,
             call=call,

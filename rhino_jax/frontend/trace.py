@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
-from rhino_jax._compat import jaxpr_consts
+from rhino_jax._compat import jaxpr_consts, type_on
 from rhino_jax.errors import TraceError
-from rhino_jax.frontend.call import Call, Signature, abstract, split_call
+from rhino_jax.frontend.call import Call, Signature, split_call
 from rhino_jax.frontend.forms.calls import CallTrace, Forms
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.leaves import (
@@ -203,7 +203,12 @@ def trace_call(
 ) -> Traced:
     """Trace a call that is already split; see `trace`."""
     arguments = call.leaves
-    types = [abstract(x) for x in arguments.arrays]
+    # Python numbers have no shape, and NumPy's types are converted, unless x64 is on.
+    of_arrays = (
+        x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
+        for x in arguments.arrays
+    )
+    types = [*map(type_on, of_arrays)]
     results: list[FlatResult] = []
     flat = flat_function(parameters, call, results)
     statics = [(str(key), static.value) for key, static in call.statics]

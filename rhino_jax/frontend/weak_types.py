@@ -31,7 +31,7 @@ def differ_in_weakness(one: Signature, other: Signature) -> bool:
 
 
 def _strong(signature: Signature) -> Signature:
-    arrays = tuple((shape, dtype, False) for shape, dtype, _ in signature.arrays)
+    arrays = tuple((s, dtype, False, host) for s, dtype, _, host in signature.arrays)
     return replace(signature, arrays=arrays)
 
 

@@ -45,12 +45,14 @@ class Value:
       shape: global shape.
       dtype: name of the element type, as NumPy and JAX print it.
       is_literal: whether it is a constant in the program text, which is never planned.
+      on_host: whether it is in the memory of the host, not of the devices.
     """
 
     id: int
     shape: tuple[int, ...]
     dtype: str
     is_literal: bool = False
+    on_host: bool = False
 
     @property
     def rank(self) -> int:

@@ -56,11 +56,12 @@ def format_array(dtype: Any, shape: Iterable[int]) -> str:
 
 
 def format_type(value: Value) -> str:
-    """Return element type and shape, as `f32[8,16]`."""
+    """Return element type, memory and shape, as `f32[8,16]` or `f32<host>[8,16]`."""
     word = value.dtype.rstrip("0123456789")
     bits = value.dtype[len(word) :]
     short = _SHORT.get(word, word) if bits else word
-    return f"{short}{bits}[{','.join(map(str, value.shape))}]"
+    memory = "<host>" if value.on_host else ""
+    return f"{short}{bits}{memory}[{','.join(map(str, value.shape))}]"
 
 
 @dataclass(frozen=True, slots=True)

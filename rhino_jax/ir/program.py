@@ -66,6 +66,10 @@ class Program:
             self.name, self.values, self.ops, self.inputs, self.outputs, self.body
         )
 
+    def is_on_host(self, end: Input | Output) -> bool:
+        """Whether an input or output is in the memory of the host."""
+        return self.values[end.value].on_host
+
     def walk(self) -> Iterator[tuple[Op, int]]:
         """Yield all ops in order, entering regions depth first, with their run counts.
 

@@ -163,6 +163,7 @@ class Traits:
       dims_param: name of the parameter that holds the dims of its operands, or the dim,
         along which it works; it treats all other dims alike.
       states_placement: it states how, or where, its operand is stored.
+      is_transfer: it copies between the memory of the devices and that of the host.
       has_effects: it does more than return results, or hides what it does: it never
         runs twice.
     """
@@ -199,6 +200,7 @@ class Traits:
     is_bounded: bool = False
     dims_param: str = ""
     states_placement: bool = False
+    is_transfer: bool = False
     has_effects: bool = False
 
     def commutes_in(

@@ -358,7 +358,7 @@ class OptionBuilder:
         compute_s += self.target.device.launch_s * kernels.launches[node.id]
         return Options(
             draft.strategies,
-            compute_s + draft.steps_s,
+            compute_s + draft.steps_s + self._traffic.transfer_s(op, draft.ports),
             compute_s,
             draft.flops,
             draft.ports.ins,

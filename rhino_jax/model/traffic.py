@@ -73,6 +73,15 @@ class KernelTraffic:
                 traffic += held
         return traffic
 
+    def transfer_s(self, op: Op, ports: Ports) -> np.ndarray | float:
+        """Return [strategies], the seconds of a copy to or from the host's memory; 0 of
+        other ops, and where the link's rate is unknown."""
+        rate = self.target.device.host_bytes_per_s
+        if not op.traits.is_transfer or not rate:
+            return 0.0
+        value = self.graph.program.values[op.operands[0]]
+        return self.sizes.held_bytes(ports.ins[0], value) / rate
+
     def _slowness(
         self, shards: int, shares: np.ndarray, *, of_peak: bool
     ) -> np.ndarray:

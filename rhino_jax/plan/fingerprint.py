@@ -33,7 +33,9 @@ def fingerprint(program: Program, mesh_axes: Sequence[tuple[str, int]]) -> str:
     """
     axes = tuple((name, int(size)) for name, size in mesh_axes)
     lines = [repr(("mesh", axes))]
-    lines += [_value_line(v.shape, v.dtype, v.is_literal) for v in program.values]
+    lines += [
+        _value_line(v.shape, v.dtype, v.is_literal, v.on_host) for v in program.values
+    ]
     rules: dict[int, str] = {}
     for op in program.ops:
         rule = op.rule
@@ -58,8 +60,10 @@ def fingerprint(program: Program, mesh_axes: Sequence[tuple[str, int]]) -> str:
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _value_line(shape: tuple[int, ...], dtype: str, is_literal: bool) -> str:
-    return repr((shape, dtype, is_literal))
+def _value_line(
+    shape: tuple[int, ...], dtype: str, is_literal: bool, on_host: bool
+) -> str:
+    return repr((shape, dtype, is_literal, *["host"] * on_host))
 
 
 def rule_line(rule: Rule) -> str:

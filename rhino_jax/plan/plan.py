@@ -43,6 +43,7 @@ class Leaf:
       stage: the (first) stage whose devices own it.
       num_stages: number of consecutive stages that own it, for a stack of layers: each
         stage owns a part of dim 0.
+      on_host: whether it is in the host's memory, not in that of the devices.
     """
 
     path: str
@@ -53,6 +54,12 @@ class Leaf:
     is_donated: bool = False
     stage: int = 0
     num_stages: int = 1
+    on_host: bool = False
+
+    @property
+    def memory_kind(self) -> str | None:
+        """The memory of its `NamedSharding`; None: that of the devices."""
+        return "pinned_host" if self.on_host else None
 
     @property
     def stages(self) -> str:

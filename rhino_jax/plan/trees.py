@@ -96,7 +96,9 @@ def sharding_of(plan: PlanData) -> Callable[[Leaf], NamedSharding]:
         )
     names = tuple(name for name, _ in plan.mesh_axes)
     return lambda leaf: NamedSharding(
-        mesh_of_leaf(plan, leaf), partition_spec(leaf.spec, names)
+        mesh_of_leaf(plan, leaf),
+        partition_spec(leaf.spec, names),
+        memory_kind=leaf.memory_kind,
     )
 
 

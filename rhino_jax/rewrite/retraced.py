@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import jax
 
 from rhino_jax._compat import (
+    TypedInputs,
     close_jaxpr,
     consts_as_inputs,
     jaxpr_consts,
     last_as_consts,
     open_jaxpr,
     retrace,
+    type_on,
+    with_type,
     without_mesh,
 )
 from rhino_jax.errors import InternalError
@@ -21,7 +24,9 @@ from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.ir.program import Program
 
 
-def retraced(closed: Any, fn: Callable[..., list[Any]]) -> Any:
+def retraced(
+    closed: Any, fn: Callable[..., list[Any]], *, on_host: Collection[int] = ()
+) -> Any:
     """Trace `fn` with the inputs and constants of a closed jaxpr.
 
     Arrays that `fn` captures are embedded in the result: see `without_captured`.
@@ -29,11 +34,19 @@ def retraced(closed: Any, fn: Callable[..., list[Any]]) -> Any:
     Args:
       closed: closed jaxpr whose types of inputs and constants are used.
       fn: function of the inputs, followed by the constants.
+      on_host: positions of the inputs that are in the host's memory from now on.
     Returns:
       A closed jaxpr with the constants of `closed`.
     """
-    consts = jaxpr_consts(closed)
-    new = without_captured(fn, consts_as_inputs(open_jaxpr(closed)))
+    consts, typed = jaxpr_consts(closed), consts_as_inputs(open_jaxpr(closed))
+    if on_host:
+        host = jax.memory.Space.Host
+        ins = [
+            with_type(v, v.aval.update(memory_space=host)) if i in on_host else v
+            for i, v in enumerate(typed.invars)
+        ]
+        typed = TypedInputs(ins, typed.debug_info)
+    new = without_captured(fn, typed)
     return last_as_consts(close_jaxpr(new, ()), consts)
 
 
@@ -82,12 +95,8 @@ def traced_on(fn: Callable[..., list[Any]], types: Iterable[Any]) -> Any:
     Returns:
       A closed jaxpr.
     """
-    structs = [
-        jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=getattr(t, "weak_type", False))
-        for t in types
-    ]
     with without_mesh():
-        return jax.make_jaxpr(fn)(*structs)
+        return jax.make_jaxpr(fn)(*map(type_on, types))
 
 
 def reimported(jaxpr: Any, before: Program) -> Program:

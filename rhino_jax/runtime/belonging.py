@@ -92,7 +92,7 @@ def leaves_for(
     # Paths begin with `out`.
     arrays = tuple(
         ArrayLeaf(keys_of(path)[1:], kind(shape, _type_name(dtype)))
-        for path, (shape, dtype, _) in zip(leaves.array_paths, types, strict=True)
+        for path, (shape, dtype, *_) in zip(leaves.array_paths, types, strict=True)
     )
     if not arrays:
         return []

@@ -17,7 +17,7 @@ import jax
 
 from rhino_jax._compat import coordination_client, sharding_of_array
 from rhino_jax.errors import TraceError
-from rhino_jax.frontend.call import Signature, array_type
+from rhino_jax.frontend.call import ArrayType, Signature, array_type
 from rhino_jax.frontend.leaves import Static, is_python_scalar
 from rhino_jax.frontend.objects.lift import Lifted, lift, merge_result
 from rhino_jax.frontend.trace import Traced
@@ -60,7 +60,7 @@ class Bound(Generic[AnyPlan]):
         # Aval and sharding of each argument when it was last placed as planned, which
         # are compared at once: what takes 2 µs for an array takes ms for a thousand.
         self._seen: list[list[Any]] = [[()] * count for _ in range(2)]
-        kinds = [str(dtype) for _, dtype, _ in traced.signature.arrays]
+        kinds = [str(dtype) for _, dtype, *_ in traced.signature.arrays]
         # Arrays of random keys have the public attribute alone.
         has_keys = any(kind.startswith("key<") for kind in kinds)
         self._sharding_of = _SHARDING if has_keys else sharding_of_array
@@ -162,7 +162,7 @@ class Bound(Generic[AnyPlan]):
             if isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct | jax.Ref):
                 return None
             try:
-                if array_type(x) != self.traced.signature.arrays[i]:
+                if not self._takes(i, array_type(x)):
                     return None
             except TypeError:
                 return None
@@ -175,6 +175,13 @@ class Bound(Generic[AnyPlan]):
             else:
                 to_move.append(i)
         return Arguments(arrays, to_move)
+
+    def _takes(self, argument: int, kind: ArrayType) -> bool:
+        """Whether an argument may have a type: its own, on the host where the plan
+        offloads it."""
+        planned = self.traced.signature.arrays[argument]
+        is_offloaded = self.plan.inputs[argument].on_host
+        return kind == planned or (is_offloaded and kind[:-1] == planned[:-1])
 
     def _types(self, arrays: Sequence[Any]) -> list[list[Any]]:
         """Return the arrays' avals and shardings; None where one has none."""
@@ -318,7 +325,7 @@ class Bound(Generic[AnyPlan]):
         ]
         return [
             jax.ShapeDtypeStruct(shape, dtype, weak_type=is_weak, sharding=sharding)
-            for (shape, dtype, is_weak), sharding in zip(
+            for (shape, dtype, is_weak, _), sharding in zip(
                 types, [*self.in_shardings, *self.const_shardings], strict=True
             )
         ]

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from rhino_jax._compat import is_on_host
 from rhino_jax.cost.reshard import reshard_route
 from rhino_jax.errors import PlanFileError
 from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
@@ -105,9 +106,12 @@ def spec_on_mesh(spec: Spec, shape: Sequence[int], mesh: Any) -> PartitionSpec:
 
 
 def can_constrain(x: Any) -> bool:
-    """Whether a value is an array with dims (not a scalar, reference or token)."""
+    """Whether a value is an array with dims (not a scalar, reference or token) on the
+    devices."""
     aval = jax.typeof(x)
     if not isinstance(aval, jax.core.ShapedArray) or not aval.shape:
+        return False
+    if is_on_host(aval):
         return False
     return aval.dtype != jax.dtypes.float0
 

@@ -57,7 +57,11 @@ class SpmdExecutable:
 
     def _sharding(self, leaf: Leaf) -> NamedSharding:
         check_divides(leaf.path, leaf.spec, leaf.shape, self.mesh)
-        return NamedSharding(self.mesh, spec_on_mesh(leaf.spec, leaf.shape, self.mesh))
+        return NamedSharding(
+            self.mesh,
+            spec_on_mesh(leaf.spec, leaf.shape, self.mesh),
+            memory_kind=leaf.memory_kind,
+        )
 
     def function(self) -> Any:
         """Return the flat function of arguments and constants, with constraints."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 
 import jax
 
-from rhino_jax._compat import open_jaxpr, pickled
+from rhino_jax._compat import open_jaxpr, pickled, type_on
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.call import Signature
@@ -33,7 +33,6 @@ from rhino_jax.frontend.leaves import Leaves
 from rhino_jax.frontend.registry import has_user_rules
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.frontend.tracing.captured import CapturedReferences
-from rhino_jax.frontend.tracing.in_context import out_type
 from rhino_jax.hardware.target import Device, Target
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import AnyPlan
@@ -359,7 +358,7 @@ def of_bytes(data: bytes) -> Traced:
     ends = ((), ())
     return Traced(
         name, jaxpr, program, signature, arguments, none, donated, None, captured,
-        ends, ends, tuple(out_type(v.aval) for v in open_jaxpr(jaxpr).outvars),
+        ends, ends, tuple(type_on(v.aval) for v in open_jaxpr(jaxpr).outvars),
     )  # fmt: skip
 
 

@@ -175,7 +175,7 @@ def _shape_of(x: Any, mesh: Mesh) -> Any:
     """Return an array's `jax.ShapeDtypeStruct` with its sharding, or another leaf."""
     if not is_array(x):
         return x
-    shape, dtype, is_weak = array_type(x)
+    shape, dtype, is_weak, _ = array_type(x)
     sharding = getattr(x, "sharding", None)
     if isinstance(sharding, NamedSharding):
         sharding = NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)

@@ -157,7 +157,7 @@ def test_paths_of_arguments() -> None:
 
 def test_python_scalars_are_weak_arrays() -> None:
     traced = trace(lambda x, s: x * s, (f32(4), 2.0), {})
-    assert traced.signature.arrays[1] == ((), jnp.dtype("float32"), True)
+    assert traced.signature.arrays[1] == ((), jnp.dtype("float32"), True, False)
 
 
 def test_scalars_beside_functions_are_static() -> None:

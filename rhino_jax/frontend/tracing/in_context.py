@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AbstractMesh
 
 from rhino_jax._compat import (
     fused_attention_traced,
     last_as_consts,
     name_as,
     open_jaxpr,
+    type_on,
 )
 from rhino_jax.errors import MeshError, RhinoWarning
 from rhino_jax.frontend.forms.calls import CallTrace
@@ -63,15 +64,9 @@ def trace_flat(
     name_as(flat, fn, name, paths)
     jaxpr = _trace_within(mesh, flat, types, calls, name, what)
     jaxpr, captured = as_values(jaxpr, fn)
-    outs = [out_type(v.aval) for v in open_jaxpr(jaxpr).outvars]
+    outs = [type_on(v.aval) for v in open_jaxpr(jaxpr).outvars]
     found, transforms = transformed(jaxpr, name)
     return last_as_consts(found, captured.references), outs, captured, transforms
-
-
-def out_type(aval: Any) -> jax.ShapeDtypeStruct:
-    """Return shape and dtype of an output; weakly typed where its abstract value is."""
-    weak = getattr(aval, "weak_type", False)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
 
 def _trace_within(
@@ -161,12 +156,7 @@ def _within(x: jax.ShapeDtypeStruct, mesh: Any) -> jax.ShapeDtypeStruct:
     another program with a mesh than without, and a plan for one would be refused for
     the other.
     """
-    if mesh is None:
-        return x
-    sharding = NamedSharding(_abstract_mesh(mesh), P(*[None] * len(x.shape)))
-    return jax.ShapeDtypeStruct(
-        x.shape, x.dtype, weak_type=x.weak_type, sharding=sharding
-    )
+    return x if mesh is None else type_on(x, _abstract_mesh(mesh))
 
 
 def _abstract_mesh(mesh: Any) -> Any:

@@ -131,6 +131,13 @@ def plan_stages(search: Search, shares: tuple[int, ...]) -> PlanData:
             fix='take one of these, or "auto".',
         )
     traced = search.running
+    if hosted := [e for e in traced.program.inputs if traced.program.is_on_host(e)]:
+        raise StageError(
+            "arguments are in the host's memory, which stages do not move them from.",
+            where=hosted[0].path,
+            numbers=f"{len(hosted)} arrays",
+            fix="leave them on the devices, or plan with stages=1.",
+        )
     split = partial(Unstacked.of, traced.closed_jaxpr, traced.program)
     copies_stacks = search.target.device.copies_stacks
     may_unroll = options.loops == AUTO and copies_stacks and has_pairs(traced.program)

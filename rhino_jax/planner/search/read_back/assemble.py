@@ -337,4 +337,5 @@ def _leaf(
         value.dtype,
         spec,
         math.prod(local) * item_bytes(value.dtype),
+        on_host=value.on_host,
     )
