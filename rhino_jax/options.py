@@ -90,6 +90,10 @@ class UserOptions(TypedDict, total=False):
         of one shape (Muon's orthogonalization, roots of Shampoo and SOAP) are computed
         as one batched chain, sharded over the leaves, if that is faster. "as written":
         each leaf by itself.
+      offload: "auto": where nothing fits otherwise, state that only updates read
+        (moments of an optimizer) waits in the host's memory between steps, if the
+        hardware file has `host_bytes_per_s`: a step takes and returns it there. "as
+        written": state stays where it is given.
       stages: number of submeshes into which devices are divided, each of which runs a
         part of the model, on one micro-batch after another. "auto": the size of the
         mesh axis named `stage`; without a mesh, the fastest number, if slow links or
@@ -146,6 +150,7 @@ class UserOptions(TypedDict, total=False):
     loops: str
     grouped: str
     stacks: str
+    offload: str
     stages: int | str | Sequence[int]
     schedule: str
     storage: str

@@ -163,6 +163,12 @@ def _add_variants(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="which values the backward pass recomputes",
     )
+    parser.add_argument(
+        "--offload",
+        choices=("auto", "as written"),
+        default="as written",
+        help="whether state may wait in host memory where nothing fits otherwise",
+    )
     for name, meaning in _AS_WRITTEN.items():
         choices = "auto", "as written"
         parser.add_argument(f"--{name}", choices=choices, default="auto", help=meaning)

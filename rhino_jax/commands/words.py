@@ -168,6 +168,7 @@ _KEYWORDS = (
         "loops",
         "grouped",
         "stacks",
+        "offload",
         "stages",
         "refine",
         "level",

@@ -29,6 +29,7 @@ JOINED = "interleaved batches"
 ONE_PROGRAM = "one program"
 EXPERTS = "experts"
 STACKED = "stacked"
+OFFLOADED = "offloaded state"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from functools import cached_property
 
 from rhino_jax.cost.collectives import collective_s, wire_bytes
 from rhino_jax.cost.combine import combine_steps
+from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
@@ -29,6 +30,7 @@ from rhino_jax.ir.transform import (
     BLOCKS,
     DEFERRED_REDUCTIONS,
     EXPERTS,
+    OFFLOADED,
     STACKED,
     UN_REMAT,
     UNROLL,
@@ -48,7 +50,7 @@ from rhino_jax.passes.program_pass import ChoiceLimits, Gain
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
-from rhino_jax.planner.decision import noted
+from rhino_jax.planner.decision import AUTO, noted
 from rhino_jax.planner.least_memory import LeastMemory, error_of
 from rhino_jax.planner.notes import notes_of_microbatches
 from rhino_jax.planner.search.found import SearchResult
@@ -60,6 +62,7 @@ from rhino_jax.planner.variant_search import (
     Variants,
 )
 from rhino_jax.planner.variants import Explorer, trials
+from rhino_jax.units import format_bytes
 from rhino_jax.utils.gc import no_garbage_collection
 
 
@@ -257,7 +260,8 @@ IN_BLOCKS = "blocks"
 
 @no_garbage_collection()
 def best_cut(search: Search) -> PlanData:
-    """Return the plan of the variant predicted fastest within the memory budget.
+    """Return the plan of the variant predicted fastest within the memory budget; where
+    none fits, with as little of the state in the host's memory as makes one fit.
 
     Args:
       search: the search of the user's program.
@@ -265,6 +269,20 @@ def best_cut(search: Search) -> PlanData:
       InfeasiblePlanError: nothing fits, whatever the passes.
       MicrobatchError: the program has no batch that can be split as requested.
     """
+    searches, may_offload = [search], search.options.offload == AUTO
+    while True:
+        try:
+            return _best_cut(searches.pop(0))
+        except InfeasiblePlanError:
+            if may_offload and search.target.device.host_bytes_per_s:
+                hosted = search.choices(OFFLOADED)
+                searches, may_offload = [search.after([t]) for t in hosted], False
+            if not searches:
+                raise
+
+
+def _best_cut(search: Search) -> PlanData:
+    """Return `best_cut` of a search with its state where it is."""
     if search.storage == IN_BLOCKS:
         search = best_stored(search)
     elif not isinstance(search.storage, str) and (as_before := as_text(search.storage)):
@@ -322,6 +340,14 @@ def _notes(search: Search, plan: PlanData) -> tuple[str, ...]:
         notes += (
             "isomorphic products of many leaves are computed as one stack, which"
             " devices share; stacks='as written' computes each by itself.",
+        )
+    if any(t.name == OFFLOADED for t in plan.transforms):
+        hosted = [leaf for leaf in plan.inputs if leaf.on_host]
+        size = format_bytes(sum(leaf.bytes_per_device for leaf in hosted))
+        notes += (
+            f"{len(hosted)} arrays of state, {size} per device, wait in host memory"
+            " between steps, since nothing fits otherwise; offload='as written' leaves"
+            " them on the devices.",
         )
     if isinstance(microbatches, int) and plan.microbatches != microbatches:
         notes += (

@@ -55,6 +55,7 @@ class DecisionOptions:
     loops: str = AUTO
     grouped: str = AUTO
     stacks: str = AUTO
+    offload: str = AS_WRITTEN
     stages: Any = AUTO
     schedule: str = AUTO
     storage: str = AS_WRITTEN

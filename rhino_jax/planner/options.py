@@ -90,6 +90,7 @@ RECOMPUTE = (AUTO, "as written", "none")
 LOOPS = (AUTO, AS_WRITTEN)
 GROUPED = (AUTO, AS_WRITTEN)
 STACKS = (AUTO, AS_WRITTEN)
+OFFLOAD = (AUTO, AS_WRITTEN)
 SCHEDULES = (AUTO, *FAMILIES, IN_ONE_PROGRAM)
 STORAGE = (AS_WRITTEN, "blocks")
 
@@ -111,6 +112,7 @@ READ: Mapping[str, Callable[[str, str, Any], Any]] = {
     "loops": partial(read_choice, known=LOOPS),
     "grouped": partial(read_choice, known=GROUPED),
     "stacks": partial(read_choice, known=STACKS),
+    "offload": partial(read_choice, known=OFFLOAD),
     "storage": partial(read_choice, known=STORAGE),
     "microbatches": partial(read_count_or, word=AUTO),
     "stages": _unnamed(read_stages),
