@@ -85,18 +85,86 @@ topology = "switch"                 # optional: "ring", "line", "switch" or "bar
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from rhino_jax.errors import HardwareError, nearest
 from rhino_jax.hardware.target import AxisLink, Device, KernelRates, Target, Tier
 
 
-MISSING = object()
-"""The value that `fail` gets for a missing key."""
+Record = TypeVar("Record")
+
+_PER_S, _UP_TO_1 = "operations per second, above 0", "a number above 0 and at most 1"
+_NUMBERS = {
+    "_efficiency": (_UP_TO_1, 1.0),
+    "_gradient_share": (_UP_TO_1, 1.0),
+    "reserve_share": ("a share in [0, 0.9]", 0.9),
+    "_share": ("a share in [0, 1]", 1.0),
+    "bytes_per_s": ("bytes per second, above 0", math.inf),
+    "ops_per_s": (_PER_S, math.inf),
+    "_hz": ("cycles per second, above 0", math.inf),
+    "_s": ("seconds, at least 0", math.inf),
+    "_ops": ("operations, above 0", math.inf),
+    "_passes": ("passes, at least 0", math.inf),
+    "_per_hour": ("a price, at least 0", math.inf),
+}
+"""End of the name of a number → what it may be, and the largest."""
+
+_LEAST = {"size": 2, "on_chip_bytes": 0, "systolic_array": 0, "wrap_multiple": 0}
+"""Smallest value of whole numbers that is not 1."""
+
+_PAIRS = {
+    "tile": "rows and lanes, as [8, 128]",
+    "conv_tile": "input and output channels, as [32, 128]",
+}
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    """Whether a value is an integer in a range; `5e9` is one."""
+    is_whole = isinstance(value, int) or (
+        isinstance(value, float) and value.is_integer()
+    )
+    return is_whole and not isinstance(value, bool) and value >= least
+
+
+def _all(kind: type, value: Any) -> bool:
+    """Whether a value is a list of texts, or of whole numbers of at least 1."""
+    is_list = isinstance(value, list) and all(type(x) is kind for x in value)
+    return is_list and (kind is str or min(value, default=1) >= 1)
+
+
+def _format(name: str, hint: Any) -> tuple[str, Callable[[Any], bool], Any]:
+    """Return what a key must be, whether a value is that, and its conversion.
+
+    Args:
+      name: the key, whose end is its unit (`_NUMBERS`).
+      hint: the type of the field.
+    """
+    own = {hint, *get_args(hint)}
+    if get_origin(hint) is Literal:
+        return " or ".join(f'"{w}"' for w in get_args(hint)), own.__contains__, str
+    if hint is bool:
+        return "true or false", lambda x: isinstance(x, bool), bool
+    if hint is str:
+        return "a text", lambda x: isinstance(x, str) and x != "", str
+    if hint == tuple[str, ...]:
+        return "a list of texts", lambda x: _all(str, x), tuple
+    if hint == tuple[int, ...]:
+        return "a list of whole numbers, as [4, 4]", lambda x: _all(int, x), tuple
+    if int in own:
+        least = _LEAST.get(name, 1)
+        expected = f"a whole number of at least {least}"
+        return expected, lambda x: _is_whole(x, least), int
+    expected, most = next(x for end, x in _NUMBERS.items() if name.endswith(end))
+    return expected, lambda x: _is_number(x, expected, most), float
+
+
+def _is_number(value: Any, expected: str, most: float) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Written so that NaN fails.
+    return is_number and 0 <= value <= most and (value > 0 or "above 0" not in expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +185,9 @@ class TomlTable:
         return f"{self.path}.{name}" if self.path else name
 
     def fail(
-        self, name: str, expected: str, got: object, fix: str = ""
+        self, name: str, expected: str, got: object = MISSING, fix: str = ""
     ) -> HardwareError:
+        """Return the error of a key that is not what it must be, or missing."""
         key = self.key(name)
         shown = "nothing" if got is MISSING else repr(got)
         what = "is missing" if got is MISSING else "is not what it must be"
@@ -141,78 +210,35 @@ class TomlTable:
                     fix=f"remove or rename it.{nearest(name, known)}",
                 )
 
-    def share(self, name: str, default: float | None, most: float = 1.0) -> float:
-        expected = f"a share in [0, {most:g}]"
-        return self.number(name, expected, may_be_zero=True, most=most, default=default)
+    def get(self, name: str, hint: Any, default: Any = MISSING, unit: str = "") -> Any:
+        """Return a checked value.
 
-    def number(
-        self,
-        name: str,
-        expected: str,
-        *,
-        may_be_zero: bool = False,
-        most: float = math.inf,
-        default: float | None = None,
-    ) -> float:
-        value = self.entries.get(name, MISSING if default is None else default)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        # Written so that NaN fails.
-        if (
-            not is_number
-            or not (0 <= value <= most)
-            or (value == 0 and not may_be_zero)
-        ):
+        Args:
+          name: the key.
+          hint: its type.
+          default: value of an absent key; MISSING: there must be one.
+          unit: a name that ends as the key's unit does; empty: the key's own.
+        """
+        expected, is_good, convert = _format(unit or name, hint)
+        value = self.entries.get(name, MISSING)
+        if value is MISSING and default is not MISSING:
+            return default
+        if not is_good(value):
             raise self.fail(name, expected, value)
-        return float(value)
+        if name in _PAIRS and len(value) not in (0, 2):
+            raise self.fail(name, _PAIRS[name], value)
+        return convert(value)
 
-    def whole(
-        self, name: str, *, least: int = 1, default: int | None = None
-    ) -> int | None:
-        """Return an integer (`5e9` is accepted as one); None if absent, no default."""
-        value = self.entries.get(name, default)
-        if value is None:
-            return None
-        is_whole = isinstance(value, int) or (
-            isinstance(value, float) and value.is_integer()
-        )
-        if isinstance(value, bool) or not is_whole or value < least:
-            raise self.fail(name, f"a whole number of at least {least}", value)
-        return int(value)
+    def values(self, kind: type, names: Iterable[str]) -> dict[str, Any]:
+        """Return the values of some fields of a record, or their defaults."""
+        hints, known = get_type_hints(kind), {f.name: f for f in fields(kind)}
+        return {n: self.get(n, hints[n], known[n].default) for n in names}
 
-    def text(self, name: str, default: str | None = None) -> str:
-        value = self.entries.get(name, MISSING if default is None else default)
-        if not isinstance(value, str) or not value:
-            raise self.fail(name, "a text", value)
-        return value
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        """Return a list of strings, empty if the key is absent."""
-        value = self.entries.get(name, [])
-        if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
-            raise self.fail(name, "a list of texts", value)
-        return tuple(value)
-
-    def sizes(self, name: str) -> tuple[int, ...]:
-        """Return a list of integers of at least 1, empty if the key is absent."""
-        value = self.entries.get(name, [])
-        if not isinstance(value, list) or not all(
-            isinstance(x, int) and not isinstance(x, bool) and x >= 1 for x in value
-        ):
-            raise self.fail(name, "a list of whole numbers, as [4, 4]", value)
-        return tuple(value)
-
-    def one_of(self, name: str, words: tuple[str, ...], default: str) -> str:
-        value = self.entries.get(name, default)
-        if value not in words:
-            raise self.fail(name, " or ".join(f'"{w}"' for w in words), value)
-        return str(value)
-
-    def flag(self, name: str) -> bool:
-        """Return a boolean; False if the key is absent."""
-        value = self.entries.get(name, False)
-        if not isinstance(value, bool):
-            raise self.fail(name, "true or false", value)
-        return value
+    def record(self, kind: type[Record]) -> Record:
+        """Return the record that the table, and nothing but it, describes."""
+        names = tuple(get_type_hints(kind))
+        self.refuse_unknown(names)
+        return kind(**self.values(kind, names))
 
     def table(self, name: str) -> TomlTable:
         value = self.entries.get(name, MISSING)
@@ -221,13 +247,6 @@ class TomlTable:
         return TomlTable(self.file, self.key(name), value)
 
 
-_FLAGS = tuple(f.name for f in dataclasses.fields(Device) if f.default is False)
-_TOP = (
-    "name", "device_kinds", "matmul_efficiency", "memory_efficiency", "launch_s",
-    "overlap_share", "hidable_share", "free_share", *_FLAGS, "recomputes", "clock_hz",
-    "systolic_array", "price_per_hour", "peak_flops_per_s", "kernels", "memory",
-    "tiers", "links",
-)  # fmt: skip
 _DTYPES = (
     "float64", "float32", "float16", "bfloat16", "float8", "int8", "complex64",
     "complex128",
@@ -236,13 +255,12 @@ _MEMORY = (
     "hbm_bytes", "hbm_bytes_per_s", "on_chip_bytes", "on_chip_bytes_per_s",
     "on_chip_peak_bytes_per_s", "reserve_share", "host_bytes_per_s", "tile",
 )  # fmt: skip
-_TIER = (
-    "name", "topology", "size", "largest", "rank", "dims", "wrap_multiple",
-    "wrap_needs_all", "side_step", "longest_side", "alpha_s", "bytes_per_s",
-)  # fmt: skip
+_TABLES = ("peak_flops_per_s", "kernels")
+_DEVICE = tuple(
+    f.name for f in fields(Device) if f.name not in (*_MEMORY, *_TABLES, "kinds")
+)
 _TORUS_ONLY = ("rank", "dims", "wrap_multiple", "wrap_needs_all", "side_step",
                "longest_side")  # fmt: skip
-_FLAT = ("switch", "barrier")
 
 
 def parse_target(entries: Mapping[str, Any], *, file: str, name: str) -> Target:
@@ -256,125 +274,39 @@ def parse_target(entries: Mapping[str, Any], *, file: str, name: str) -> Target:
       HardwareError: a key is missing, unknown, or has a wrong value.
     """
     top = TomlTable(file, "", entries)
-    top.refuse_unknown(_TOP)
-    device = _parse_device(top)
-    has_links = "links" in entries
+    top.refuse_unknown(
+        ("name", "device_kinds", *_DEVICE, *_TABLES, "memory", "tiers", "links")
+    )
+    every = top.table("links") if "links" in entries else replace(top, entries={})
     return Target(
-        name=top.text("name", name),
-        device=device,
-        tiers=() if has_links and "tiers" not in entries else _parse_tiers(top),
-        links=_parse_links(top.table("links")) if has_links else (),
+        name=top.get("name", str, name),
+        device=_parse_device(top),
+        tiers=() if every.entries and "tiers" not in entries else _parse_tiers(top),
+        links=tuple((x, every.table(x).record(AxisLink)) for x in every.entries),
     )
 
 
 def _parse_device(top: TomlTable) -> Device:
-    memory = top.table("memory")
+    memory, peaks = top.table("memory"), top.table("peak_flops_per_s")
     memory.refuse_unknown(_MEMORY)
-    hbm_bytes = memory.whole("hbm_bytes")
-    if hbm_bytes is None:
-        raise memory.fail("hbm_bytes", "a whole number of bytes", MISSING)
-    peaks = top.table("peak_flops_per_s")
     peaks.refuse_unknown(_DTYPES)
     if not peaks.entries:
         raise top.fail("peak_flops_per_s", "at least one type, as float32", {})
-    share = "a number above 0 and at most 1"
+    for name in ("matmul_efficiency", "memory_efficiency"):
+        top.get(name, float)
+    rates = KernelRates()
+    if "kernels" in top.entries:
+        rates = top.table("kernels").record(KernelRates)
     return Device(
         peak_flops_per_s=tuple(
-            (dtype, peaks.number(dtype, "operations per second, above 0"))
+            (dtype, peaks.get(dtype, float, unit="ops_per_s"))
             for dtype in peaks.entries
         ),
-        matmul_efficiency=top.number("matmul_efficiency", share, most=1),
-        memory_efficiency=top.number("memory_efficiency", share, most=1),
-        launch_s=top.number(
-            "launch_s", "seconds, at least 0", may_be_zero=True, default=0.0
-        ),
-        overlap_share=top.share("overlap_share", 0.0),
-        hidable_share=top.share("hidable_share", 1.0),
-        free_share=(
-            top.share("free_share", None) if "free_share" in top.entries else None
-        ),
-        **{name: top.flag(name) for name in _FLAGS},
-        clock_hz=_rate(top, "clock_hz", "cycles"),
-        hbm_bytes=hbm_bytes,
-        hbm_bytes_per_s=memory.number("hbm_bytes_per_s", "bytes per second, above 0"),
-        on_chip_bytes=memory.whole("on_chip_bytes", least=0, default=0) or 0,
-        on_chip_bytes_per_s=memory.number(
-            "on_chip_bytes_per_s", "bytes per second, above 0", default=math.inf
-        ),
-        on_chip_peak_bytes_per_s=_rate(memory, "on_chip_peak_bytes_per_s", "bytes"),
-        reserve_share=memory.share("reserve_share", 0.0, most=0.9),
-        host_bytes_per_s=_rate(memory, "host_bytes_per_s", "bytes"),
-        recomputes=top.texts("recomputes"),
-        tile=_parse_pair(memory, "tile", "rows and lanes, as [8, 128]"),
-        systolic_array=top.whole("systolic_array", least=0, default=0) or 0,
-        kernels=_parse_kernels(top.table("kernels"))
-        if "kernels" in top.entries
-        else (KernelRates()),
-        kinds=top.texts("device_kinds"),
-        price_per_hour=(
-            top.number("price_per_hour", "a price, at least 0", may_be_zero=True)
-            if "price_per_hour" in top.entries
-            else None
-        ),
+        kernels=rates,
+        kinds=top.get("device_kinds", tuple[str, ...], ()),
+        **memory.values(Device, _MEMORY),
+        **top.values(Device, _DEVICE),
     )
-
-
-def _parse_kernels(table: TomlTable) -> KernelRates:
-    table.refuse_unknown(tuple(f.name for f in dataclasses.fields(KernelRates)))
-    pair = "input and output channels, as [32, 128]"
-    return KernelRates(
-        vector_ops_per_s=table.number(
-            "vector_ops_per_s", "operations per second, above 0", default=math.inf
-        ),
-        special_ops=table.number(
-            "special_ops", "operations, above 0", default=math.inf
-        ),
-        reduce_ops=table.number("reduce_ops", "operations, above 0", default=1.0),
-        adds_vector_ops=table.flag("adds_vector_ops"),
-        factor_flops_per_s=table.number(
-            "factor_flops_per_s", "operations per second, above 0", default=math.inf
-        ),
-        sort_passes=table.number(
-            "sort_passes", "passes, at least 0", may_be_zero=True, default=0.0
-        ),
-        fft_passes=table.number(
-            "fft_passes", "passes, at least 0", may_be_zero=True, default=0.0
-        ),
-        conv_tile=_parse_pair(table, "conv_tile", pair),
-        conv_s=table.number(
-            "conv_s", "seconds, at least 0", may_be_zero=True, default=0.0
-        ),
-        conv_gradient_share=table.number(
-            "conv_gradient_share", "a number above 0 and at most 1", most=1, default=1.0
-        ),
-    )
-
-
-def _parse_pair(table: TomlTable, name: str, meaning: str) -> tuple[int, ...]:
-    pair = table.sizes(name)
-    if pair and len(pair) != 2:
-        raise table.fail(name, meaning, list(pair))
-    return pair
-
-
-def _rate(table: TomlTable, name: str, unit: str) -> float | None:
-    """Return a rate per second; None if the file does not state it."""
-    if name not in table.entries:
-        return None
-    return table.number(name, f"{unit} per second, above 0")
-
-
-def _parse_links(links: TomlTable) -> tuple[tuple[str, AxisLink], ...]:
-    found = []
-    for axis in links.entries:
-        link = links.table(axis)
-        link.refuse_unknown(("alpha_s", "bytes_per_s", "topology"))
-        found.append((axis, AxisLink(
-            alpha_s=link.number("alpha_s", "seconds, at least 0", may_be_zero=True),
-            bytes_per_s=link.number("bytes_per_s", "bytes per second, above 0"),
-            topology=link.one_of("topology", ("ring", "line", *_FLAT), "switch"),
-        )))  # fmt: skip
-    return tuple(found)
 
 
 def _parse_tiers(top: TomlTable) -> tuple[Tier, ...]:
@@ -393,19 +325,11 @@ def _parse_tiers(top: TomlTable) -> tuple[Tier, ...]:
 
 def _parse_tier(table: TomlTable, within: int | None, *, is_last: bool) -> Tier:
     """Parse a tier whose domains contain groups of `within` devices."""
-    table.refuse_unknown(_TIER)
-    topology = table.one_of("topology", (*_FLAT, "torus"), "switch")
-    if topology in _FLAT:
-        for name in _TORUS_ONLY:
-            if name in table.entries:
-                raise table.fail(name, f'nothing, as topology = "{topology}"',
-                                 table.entries[name], "remove it.")  # fmt: skip
-    size = table.whole("size", least=2)
-    dims = table.sizes("dims")
-    rank = table.whole("rank", default=len(dims) or None)
-    if topology == "torus":
-        if rank is None:
-            raise table.fail("dims", "a torus's dims, as [4, 4]", MISSING)
+    tier = table.record(Tier)
+    size, dims, rank = tier.size, tier.dims, tier.rank or len(tier.dims)
+    if tier.topology == "torus":
+        if not rank:
+            raise table.fail("dims", "a torus's dims, as [4, 4]")
         if dims and rank != len(dims):
             raise table.fail("rank", f"{len(dims)}, the number of `dims`", rank)
         if dims and within:
@@ -413,27 +337,22 @@ def _parse_tier(table: TomlTable, within: int | None, *, is_last: bool) -> Tier:
             if size not in (None, devices):
                 raise table.fail("size", f"{devices}, which `dims` hold", size)
             size = devices
+        if tier.largest is not None:
+            raise table.fail("largest", "nothing, as a torus says `longest_side`",
+                             tier.largest, "remove it.")  # fmt: skip
+    else:
+        for name in _TORUS_ONLY:
+            if name in table.entries:
+                raise table.fail(name, f'nothing, as topology = "{tier.topology}"',
+                                 table.entries[name], "remove it.")  # fmt: skip
     if size is None and not is_last:
         raise table.fail("size", "a number of devices (only the last tier may be"
-                         " unlimited)", MISSING)  # fmt: skip
+                         " unlimited)")  # fmt: skip
     if size and within and (size < within or size % within):
         raise table.fail("size", f"a multiple of {within}, the size of the tier"
                          " within", size)  # fmt: skip
-    largest = table.whole("largest", least=size or 2)
-    if largest is not None and topology == "torus":
-        raise table.fail("largest", "nothing, as a torus says `longest_side`", largest,
-                         "remove it.")  # fmt: skip
-    return Tier(
-        name=table.text("name"),
-        topology=topology,
-        size=size,
-        rank=rank or 0,
-        dims=dims,
-        wrap_multiple=table.whole("wrap_multiple", least=0, default=1) or 0,
-        wrap_needs_all=table.flag("wrap_needs_all"),
-        side_step=table.whole("side_step", default=1) or 1,
-        longest_side=table.whole("longest_side"),
-        largest=largest,
-        alpha_s=table.number("alpha_s", "seconds, at least 0", may_be_zero=True),
-        bytes_per_s=table.number("bytes_per_s", "bytes per second, above 0"),
-    )
+    least = size or 2
+    if tier.largest is not None and tier.largest < least:
+        expected = f"a whole number of at least {least}"
+        raise table.fail("largest", expected, tier.largest)
+    return replace(tier, size=size, rank=rank)

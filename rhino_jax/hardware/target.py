@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from rhino_jax.hardware.lowering import LoweringPolicy
 
@@ -254,7 +254,7 @@ class Tier:
     name: str
     alpha_s: float
     bytes_per_s: float
-    topology: str = "switch"
+    topology: Literal["switch", "barrier", "torus"] = "switch"
     size: int | None = None
     rank: int = 0
     dims: tuple[int, ...] = ()
@@ -292,7 +292,7 @@ class AxisLink:
 
     alpha_s: float
     bytes_per_s: float
-    topology: str = "switch"
+    topology: Literal["ring", "line", "switch", "barrier"] = "switch"
 
 
 # A type that a device does not list → the type at whose rate it is computed.
