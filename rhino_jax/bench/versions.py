@@ -85,7 +85,7 @@ def source_digest() -> str:
     ]
     sources += [
         path
-        for folder in ("hardware", "models", "xla_gpu")
+        for folder in ("hardware", "holdout", "models", "xla_gpu")
         for path in (configs_dir() / folder).iterdir()
     ]
     return _digest(sources)
