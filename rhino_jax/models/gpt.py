@@ -40,9 +40,9 @@ def block_weights(d_model: int, num_heads: int, d_ff: int) -> Params:
         },
         "ln_mlp": weights.norm(d_model),
         "mlp": {
-            "up": weights.normal(d_model, d_ff, fan_in=d_model),
+            "up": weights.normal(d_model, d_ff),
             "up_bias": weights.zeros(d_ff),
-            "down": weights.normal(d_ff, d_model, fan_in=d_ff),
+            "down": weights.normal(d_ff, d_model),
             "down_bias": weights.zeros(d_model),
         },
     }
@@ -97,7 +97,7 @@ def describe(config: GPTConfig) -> Params:
         "ln_final": weights.norm(d_model),
     }
     if not config.tied_embedding:
-        params["head"] = weights.normal(d_model, config.vocab, fan_in=d_model)
+        params["head"] = weights.normal(d_model, config.vocab)
     return params
 
 

@@ -162,7 +162,7 @@ def describe(config: LlamaConfig, block: Params | None = None) -> Params:
         "norm_final": weights.ones(d_model),
     }
     if not config.tied_embedding:
-        params["head"] = weights.normal(d_model, vocab, fan_in=d_model)
+        params["head"] = weights.normal(d_model, vocab)
     return params
 
 

@@ -115,17 +115,17 @@ def attention_weights(config: MixtureConfig) -> Params:
     d_model, heads, d_head = config.d_model, config.num_heads, config.d_head
     latent, latent_q = config.latent_size, config.query_latent_size
     return {
-        "q_latent": weights.normal(d_model, latent_q, fan_in=d_model),
+        "q_latent": weights.normal(d_model, latent_q),
         "norm_q": weights.ones(latent_q),
         "q": weights.normal(
             latent_q, heads, d_head + config.rope_size, fan_in=latent_q
         ),
-        "kv_latent": weights.normal(d_model, latent, fan_in=d_model),
+        "kv_latent": weights.normal(d_model, latent),
         "norm_kv": weights.ones(latent),
         "k": weights.normal(latent, heads, d_head, fan_in=latent),
         "v": weights.normal(latent, heads, d_head, fan_in=latent),
-        "k_rope": weights.normal(d_model, config.rope_size, fan_in=d_model),
-        "out": weights.normal(heads, d_head, d_model, fan_in=heads * d_head),
+        "k_rope": weights.normal(d_model, config.rope_size),
+        "out": weights.normal(heads, d_head, d_model),
     }
 
 
@@ -137,7 +137,7 @@ def block_weights(config: MixtureConfig) -> Params:
         "attention": attention_weights(config),
         "norm_mlp": weights.ones(d_model),
         "experts": {
-            "router": weights.normal(d_model, num, fan_in=d_model),
+            "router": weights.normal(d_model, num),
             **llama.swiglu_weights(d_model, config.d_ff, num),
         },
     }

@@ -31,7 +31,7 @@ class MLPConfig(TrainConfig):
 def describe(config: MLPConfig) -> Params:
     """Return one weight (and bias) per layer."""
     width = config.width
-    layer = {"weight": weights.normal(width, width, fan_in=width)}
+    layer = {"weight": weights.normal(width, width)}
     if config.bias:
         layer["bias"] = weights.zeros(width)
     return {f"layer_{i}": layer for i in range(config.depth)}

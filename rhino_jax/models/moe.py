@@ -110,7 +110,7 @@ def group_weights(config: MoEConfig) -> Params:
     dense = gpt.block_weights(d_model, config.num_heads, d_ff)
     sparse = {name: part for name, part in dense.items() if name != "mlp"}
     sparse["experts"] = {
-        "router": weights.normal(d_model, num, fan_in=d_model),
+        "router": weights.normal(d_model, num),
         "up": weights.normal(num, d_model, d_ff, fan_in=d_model),
         "down": weights.normal(num, d_ff, d_model, fan_in=d_ff),
     }

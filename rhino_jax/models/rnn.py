@@ -80,7 +80,7 @@ def describe(config: RNNConfig) -> Params:
     return {
         "embed": Weight((vocab, width), std=1.0),
         "layers": (layer,) * config.num_layers,
-        "head": weights.normal(width, vocab, fan_in=width),
+        "head": weights.normal(width, vocab),
         "head_bias": weights.zeros(vocab),
     }
 

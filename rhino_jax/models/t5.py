@@ -99,7 +99,7 @@ def attention_weights(config: T5Config) -> Params:
         "q": weights.normal(d_model, heads, d_head, fan_in=d_model * d_head),
         "k": weights.normal(d_model, heads, d_head, fan_in=d_model),
         "v": weights.normal(d_model, heads, d_head, fan_in=d_model),
-        "out": weights.normal(heads, d_head, d_model, fan_in=heads * d_head),
+        "out": weights.normal(heads, d_head, d_model),
     }
 
 
@@ -108,8 +108,8 @@ def mlp_weights(config: T5Config) -> Params:
     d_model, d_ff = config.d_model, config.d_ff
     return {
         "norm": weights.ones(d_model),
-        "up": weights.normal(d_model, d_ff, fan_in=d_model),
-        "down": weights.normal(d_ff, d_model, fan_in=d_ff),
+        "up": weights.normal(d_model, d_ff),
+        "down": weights.normal(d_ff, d_model),
     }
 
 

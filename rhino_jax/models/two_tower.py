@@ -70,7 +70,7 @@ def tower_weights(
         "position": Weight((length, d_model), std=0.02),
         "blocks": weights.stack(block, layers, config.layers),
         "ln_final": weights.norm(d_model),
-        "out": weights.normal(d_model, config.d_embed, fan_in=d_model),
+        "out": weights.normal(d_model, config.d_embed),
     }
 
 

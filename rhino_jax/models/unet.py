@@ -84,7 +84,7 @@ def residual_weights(config: UNetConfig, inputs: int, outputs: int) -> Params:
     params = {
         "norm_first": weights.norm(inputs),
         "first": conv_weights(3, inputs, outputs),
-        "time": weights.normal(d_time, outputs, fan_in=d_time),
+        "time": weights.normal(d_time, outputs),
         "time_bias": weights.zeros(outputs),
         "norm_second": weights.norm(outputs),
         "second": conv_weights(3, outputs, outputs),
@@ -182,7 +182,7 @@ def describe(config: UNetConfig) -> Params:
             size *= 2
         up.append(params)
     return {
-        "time_in": weights.normal(base, 4 * base, fan_in=base),
+        "time_in": weights.normal(base, 4 * base),
         "time_in_bias": weights.zeros(4 * base),
         "time_out": weights.normal(4 * base, 4 * base, fan_in=4 * base),
         "time_out_bias": weights.zeros(4 * base),

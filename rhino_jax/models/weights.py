@@ -33,9 +33,9 @@ class Weight:
     mean: float = 0.0
 
 
-def normal(*shape: int, fan_in: int) -> Weight:
-    """Return a weight of variance 1 / fan_in."""
-    return Weight(shape, fan_in**-0.5)
+def normal(*shape: int, fan_in: int = 0) -> Weight:
+    """Return a weight of variance 1 / fan_in; 0: all dims but the last, multiplied."""
+    return Weight(shape, (fan_in or math.prod(shape[:-1])) ** -0.5)
 
 
 def zeros(*shape: int) -> Weight:

@@ -142,7 +142,7 @@ def describe(config: WideResNetConfig) -> tuple[Params, Params]:
     params = {
         "stem": stem,
         "blocks": blocks,
-        "head": weights.normal(features, config.num_classes, fan_in=features),
+        "head": weights.normal(features, config.num_classes),
         "head_bias": weights.zeros(config.num_classes),
     }
     states = tuple({name: statistics(p) for name, p in b.items()} for b in blocks)

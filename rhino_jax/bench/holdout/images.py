@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from rhino_jax.bench.holdout import parts
-from rhino_jax.bench.holdout.parts import Keys, Params
+from rhino_jax.bench.holdout.parts import Params
+from rhino_jax.models import weights
+from rhino_jax.models.wide_resnet import conv
 from rhino_jax.models.workload import Workload
 
 
@@ -28,14 +30,13 @@ def vit(
     """
     num_patches = (image_size // patch) ** 2
 
-    def init(keys: Keys) -> Params:
-        return {
-            "patches": parts.normal(keys, patch, patch, 3, width),
-            "positions": parts.normal(keys, num_patches, width, fan_in=width),
-            "layers": [parts.layer_init(keys, width) for _ in range(num_layers)],
-            "ln": parts.norm_init(width),
-            "head": parts.dense_init(keys, width, num_classes),
-        }
+    described = {
+        "patches": weights.normal(patch, patch, 3, width),
+        "positions": weights.normal(num_patches, width, fan_in=width),
+        "layers": [parts.layer_init(width)] * num_layers,
+        "ln": weights.norm(width),
+        "head": parts.dense_init(width, num_classes),
+    }
 
     def loss_fn(params: Params, batch: Params) -> jax.Array:
         images = batch["images"].astype(jnp.bfloat16)
@@ -56,7 +57,7 @@ def vit(
     def make_batch(key: jax.Array) -> Params:
         return parts.labelled_images(key, batch, image_size, num_classes)
 
-    return parts.training("unseen-vit", batch, init, loss_fn, make_batch)
+    return parts.training("unseen-vit", batch, described, loss_fn, make_batch)
 
 
 def mixer(
@@ -69,21 +70,20 @@ def mixer(
 ) -> Workload:
     """Return the mixer: classification of images as [batch, patches, pixels]."""
 
-    def init(keys: Keys) -> Params:
-        return {
-            "stem": parts.dense_init(keys, patch_size, width),
-            "layers": [
-                {
-                    "ln1": parts.norm_init(width),
-                    "tokens": parts.mlp_init(keys, num_patches, width // 2),
-                    "ln2": parts.norm_init(width),
-                    "channels": parts.mlp_init(keys, width, 4 * width),
-                }
-                for _ in range(num_layers)
-            ],
-            "ln": parts.norm_init(width),
-            "head": parts.dense_init(keys, width, num_classes),
-        }
+    described = {
+        "stem": parts.dense_init(patch_size, width),
+        "layers": [
+            {
+                "ln1": weights.norm(width),
+                "tokens": parts.mlp_init(num_patches, width // 2),
+                "ln2": weights.norm(width),
+                "channels": parts.mlp_init(width, 4 * width),
+            }
+        ]
+        * num_layers,
+        "ln": weights.norm(width),
+        "head": parts.dense_init(width, num_classes),
+    }
 
     def loss_fn(params: Params, batch: Params) -> jax.Array:
         x = parts.dense(params["stem"], batch["patches"].astype(jnp.bfloat16))
@@ -101,7 +101,7 @@ def mixer(
             "labels": parts.tokens(second, num_classes, batch),
         }
 
-    return parts.training("unseen-mixer", batch, init, loss_fn, make_batch)
+    return parts.training("unseen-mixer", batch, described, loss_fn, make_batch)
 
 
 def resnet(
@@ -122,31 +122,30 @@ def resnet(
             plan.append((channels, width * 2**stage, 2 if stage and not i else 1))
             channels = width * 2**stage
 
-    def init(keys: Keys) -> Params:
-        return {
-            "stem": parts.normal(keys, 3, 3, 3, width),
-            "stem_norm": parts.norm_init(width),
-            "blocks": [
-                {
-                    "conv1": parts.normal(keys, 3, 3, i, o),
-                    "norm1": parts.norm_init(o),
-                    "conv2": parts.normal(keys, 3, 3, o, o),
-                    "norm2": parts.norm_init(o),
-                    **({} if i == o else {"skip": parts.normal(keys, 1, 1, i, o)}),
-                }
-                for i, o, _ in plan
-            ],
-            "head": parts.dense_init(keys, channels, num_classes),
-        }
+    described = {
+        "stem": weights.normal(3, 3, 3, width),
+        "stem_norm": weights.norm(width),
+        "blocks": [
+            {
+                "conv1": weights.normal(3, 3, i, o),
+                "norm1": weights.norm(o),
+                "conv2": weights.normal(3, 3, o, o),
+                "norm2": weights.norm(o),
+                **({} if i == o else {"skip": weights.normal(1, 1, i, o)}),
+            }
+            for i, o, _ in plan
+        ],
+        "head": parts.dense_init(channels, num_classes),
+    }
 
     def loss_fn(params: Params, batch: Params) -> jax.Array:
-        x = parts.conv(batch["images"], params["stem"])
+        x = conv(batch["images"], params["stem"])
         x = jax.nn.relu(parts.group_norm(params["stem_norm"], x))
         for p, (_, _, stride) in zip(params["blocks"], plan, strict=True):
-            y = parts.conv(x, p["conv1"], stride)
+            y = conv(x, p["conv1"], stride)
             y = jax.nn.relu(parts.group_norm(p["norm1"], y))
-            y = parts.group_norm(p["norm2"], parts.conv(y, p["conv2"]))
-            x = parts.conv(x, p["skip"], stride) if "skip" in p else x
+            y = parts.group_norm(p["norm2"], conv(y, p["conv2"]))
+            x = conv(x, p["skip"], stride) if "skip" in p else x
             x = jax.nn.relu(x + y)
         x = x.mean((1, 2))
         return parts.cross_entropy(parts.dense(params["head"], x), batch["labels"])
@@ -154,7 +153,7 @@ def resnet(
     def make_batch(key: jax.Array) -> Params:
         return parts.labelled_images(key, batch, image_size, num_classes)
 
-    return parts.training("unseen-resnet", batch, init, loss_fn, make_batch)
+    return parts.training("unseen-resnet", batch, described, loss_fn, make_batch)
 
 
 def unet(
@@ -169,8 +168,7 @@ def unet(
     It has attention at its lowest resolution.
     """
 
-    def init(keys: Keys) -> Params:
-        return _init(keys, width, [width * m for m in multipliers])
+    described = _init(width, [width * m for m in multipliers])
 
     def loss_fn(params: Params, batch: Params) -> jax.Array:
         noisy = (batch["images"] + batch["noise"]).astype(jnp.bfloat16)
@@ -187,39 +185,39 @@ def unet(
             "times": jax.random.uniform(c, (batch,)),
         }
 
-    return parts.training("unseen-unet", batch, init, loss_fn, make_batch)
+    return parts.training("unseen-unet", batch, described, loss_fn, make_batch)
 
 
-def _init(keys: Keys, width: int, widths: Sequence[int]) -> Params:
+def _init(width: int, widths: Sequence[int]) -> Params:
     """Return the parameters; `widths`: channels by level, the outermost first."""
     inner, embedded = widths[-1], 4 * width
     return {
-        "time1": parts.dense_init(keys, width, embedded),
-        "time2": parts.dense_init(keys, embedded, embedded),
-        "stem": parts.normal(keys, 3, 3, 3, width),
+        "time1": parts.dense_init(width, embedded),
+        "time2": parts.dense_init(embedded, embedded),
+        "stem": weights.normal(3, 3, 3, width),
         "down": [
-            _block_init(keys, a, b, embedded)
+            _block_init(a, b, embedded)
             for a, b in zip([width, *widths[:-1]], widths, strict=True)
         ],
-        "norm": parts.norm_init(inner),
-        "attention": parts.attention_init(keys, inner),
+        "norm": weights.norm(inner),
+        "attention": parts.attention_init(inner),
         "up": [
-            _block_init(keys, a + b, b, embedded)
+            _block_init(a + b, b, embedded)
             for a, b in zip([inner, *widths[:0:-1]], reversed(widths), strict=True)
         ],
-        "out_norm": parts.norm_init(width),
-        "out": parts.normal(keys, 3, 3, width, 3),
+        "out_norm": weights.norm(width),
+        "out": weights.normal(3, 3, width, 3),
     }
 
 
-def _block_init(keys: Keys, inputs: int, outputs: int, embedded: int) -> Params:
+def _block_init(inputs: int, outputs: int, embedded: int) -> Params:
     return {
-        "norm1": parts.norm_init(inputs),
-        "conv1": parts.normal(keys, 3, 3, inputs, outputs),
-        "time": parts.dense_init(keys, embedded, outputs),
-        "norm2": parts.norm_init(outputs),
-        "conv2": parts.normal(keys, 3, 3, outputs, outputs),
-        "skip": parts.normal(keys, 1, 1, inputs, outputs),
+        "norm1": weights.norm(inputs),
+        "conv1": weights.normal(3, 3, inputs, outputs),
+        "time": parts.dense_init(embedded, outputs),
+        "norm2": weights.norm(outputs),
+        "conv2": weights.normal(3, 3, outputs, outputs),
+        "skip": weights.normal(1, 1, inputs, outputs),
     }
 
 
@@ -234,7 +232,7 @@ def _embedded(params: Params, times: jax.Array, width: int, dtype: Any) -> jax.A
 
 def _denoise(params: Params, x: jax.Array, time: jax.Array, heads: int) -> jax.Array:
     """Predict the noise in images [B, H, W, 3]."""
-    x = parts.conv(x, params["stem"])
+    x = conv(x, params["stem"])
     kept = []
     for i, p in enumerate(params["down"]):
         if i:
@@ -251,11 +249,11 @@ def _denoise(params: Params, x: jax.Array, time: jax.Array, heads: int) -> jax.A
             x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
         x = _block(p, jnp.concatenate([x, kept.pop()], axis=-1), time)
     x = jax.nn.silu(parts.group_norm(params["out_norm"], x))
-    return parts.conv(x, params["out"])
+    return conv(x, params["out"])
 
 
 def _block(p: Params, x: jax.Array, time: jax.Array) -> jax.Array:
-    y = parts.conv(jax.nn.silu(parts.group_norm(p["norm1"], x)), p["conv1"])
+    y = conv(jax.nn.silu(parts.group_norm(p["norm1"], x)), p["conv1"])
     y = y + parts.dense(p["time"], time)[:, None, None, :]
-    y = parts.conv(jax.nn.silu(parts.group_norm(p["norm2"], y)), p["conv2"])
-    return y + parts.conv(x, p["skip"])
+    y = conv(jax.nn.silu(parts.group_norm(p["norm2"], y)), p["conv2"])
+    return y + conv(x, p["skip"])

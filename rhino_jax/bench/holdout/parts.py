@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rhino_jax.models import weights
 from rhino_jax.models.config import ModelConfig
 from rhino_jax.models.train import train_step_for
 from rhino_jax.models.workload import Workload
@@ -22,34 +23,13 @@ from rhino_jax.models.workload import Workload
 Params = Any
 
 
-class Keys:
-    """Endless sequence of PRNG keys."""
-
-    def __init__(self, key: jax.Array) -> None:
-        self._key = key
-
-    def __call__(self) -> jax.Array:
-        self._key, key = jax.random.split(self._key)
-        return key
-
-
-def normal(keys: Keys, *shape: int, fan_in: int | None = None) -> jax.Array:
-    """Return weights of variance 1 / fan_in, by default all dims but the last."""
-    fan_in = fan_in or math.prod(shape[:-1])
-    return jax.random.normal(keys(), shape) / math.sqrt(fan_in)
-
-
-def dense_init(keys: Keys, fan_in: int, fan_out: int) -> Params:
-    return {"w": normal(keys, fan_in, fan_out), "b": jnp.zeros(fan_out)}
+def dense_init(fan_in: int, fan_out: int) -> Params:
+    return {"w": weights.normal(fan_in, fan_out), "b": weights.zeros(fan_out)}
 
 
 def dense(p: Params, x: jax.Array) -> jax.Array:
     """Apply a dense layer: x [..., I] → [..., O]."""
     return x @ p["w"].astype(x.dtype) + p["b"].astype(x.dtype)
-
-
-def norm_init(width: int) -> Params:
-    return {"scale": jnp.ones(width), "bias": jnp.zeros(width)}
 
 
 def layer_norm(p: Params, x: jax.Array) -> jax.Array:
@@ -61,12 +41,12 @@ def layer_norm(p: Params, x: jax.Array) -> jax.Array:
     return (wide * p["scale"] + p["bias"]).astype(x.dtype)
 
 
-def attention_init(keys: Keys, width: int) -> Params:
+def attention_init(width: int) -> Params:
     return {
-        "q": dense_init(keys, width, width),
-        "k": dense_init(keys, width, width),
-        "v": dense_init(keys, width, width),
-        "out": dense_init(keys, width, width),
+        "q": dense_init(width, width),
+        "k": dense_init(width, width),
+        "v": dense_init(width, width),
+        "out": dense_init(width, width),
     }
 
 
@@ -108,10 +88,10 @@ def attention(
     return dense(p["out"], y.reshape(x.shape))
 
 
-def mlp_init(keys: Keys, width: int, hidden: int) -> Params:
+def mlp_init(width: int, hidden: int) -> Params:
     return {
-        "up": dense_init(keys, width, hidden),
-        "down": dense_init(keys, hidden, width),
+        "up": dense_init(width, hidden),
+        "down": dense_init(hidden, width),
     }
 
 
@@ -119,13 +99,13 @@ def mlp(p: Params, x: jax.Array) -> jax.Array:
     return dense(p["down"], jax.nn.gelu(dense(p["up"], x)))
 
 
-def layer_init(keys: Keys, width: int) -> Params:
+def layer_init(width: int) -> Params:
     """Return attention, and an MLP with four times as many hidden units."""
     return {
-        "ln1": norm_init(width),
-        "attention": attention_init(keys, width),
-        "ln2": norm_init(width),
-        "mlp": mlp_init(keys, width, 4 * width),
+        "ln1": weights.norm(width),
+        "attention": attention_init(width),
+        "ln2": weights.norm(width),
+        "mlp": mlp_init(width, 4 * width),
     }
 
 
@@ -136,18 +116,6 @@ def layer(
     y = layer_norm(p["ln1"], x)
     x = x + attention(p["attention"], y, y, num_heads, mask)
     return x + mlp(p["mlp"], layer_norm(p["ln2"], x))
-
-
-def conv(x: jax.Array, w: jax.Array, stride: int = 1, groups: int = 1) -> jax.Array:
-    """Convolve x [B, H, W, I] with w [KH, KW, I / groups, O]; same padding."""
-    return jax.lax.conv_general_dilated(
-        x,
-        w.astype(x.dtype),
-        (stride, stride),
-        "SAME",
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=groups,
-    )
 
 
 def group_norm(p: Params, x: jax.Array, groups: int = 32) -> jax.Array:
@@ -168,16 +136,16 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 def training(
     name: str,
     batch: int,
-    init: Callable[[Keys], Params],
+    described: Params,
     loss_fn: Callable[[Params, Any], jax.Array],
     make_batch: Callable[[jax.Array], Any],
     optimizer: optax.GradientTransformation | None = None,
 ) -> Workload:
-    """Return the train step of a loss."""
+    """Return the train step of a loss, with the parameters that weights describe."""
     tx = optimizer or optax.adamw(1e-3)
 
     def init_all(key: jax.Array) -> tuple[Any, ...]:
-        params = init(Keys(key))
+        params = weights.draw(described, key)
         return params, tx.init(params)
 
     return Workload(

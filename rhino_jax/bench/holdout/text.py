@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from rhino_jax.bench.holdout import parts
-from rhino_jax.bench.holdout.parts import Keys, Params
+from rhino_jax.bench.holdout.parts import Params
+from rhino_jax.models import weights
 from rhino_jax.models.workload import Workload
 
 
@@ -24,25 +25,24 @@ def bert(
 ) -> Workload:
     """Return the bert: masked-language training, `num_masked` labels a sequence."""
 
-    def init(keys: Keys) -> Params:
-        return {
-            "tokens": parts.normal(keys, vocab, width, fan_in=width),
-            "positions": parts.normal(keys, seq_len, width, fan_in=width),
-            "segments": parts.normal(keys, 2, width, fan_in=width),
-            "ln": parts.norm_init(width),
-            "layers": [
-                {
-                    "attention": parts.attention_init(keys, width),
-                    "ln1": parts.norm_init(width),
-                    "mlp": parts.mlp_init(keys, width, 4 * width),
-                    "ln2": parts.norm_init(width),
-                }
-                for _ in range(num_layers)
-            ],
-            "head": parts.dense_init(keys, width, width),
-            "head_ln": parts.norm_init(width),
-            "head_bias": jnp.zeros(vocab),
-        }
+    described = {
+        "tokens": weights.normal(vocab, width, fan_in=width),
+        "positions": weights.normal(seq_len, width, fan_in=width),
+        "segments": weights.normal(2, width, fan_in=width),
+        "ln": weights.norm(width),
+        "layers": [
+            {
+                "attention": parts.attention_init(width),
+                "ln1": weights.norm(width),
+                "mlp": parts.mlp_init(width, 4 * width),
+                "ln2": weights.norm(width),
+            }
+        ]
+        * num_layers,
+        "head": parts.dense_init(width, width),
+        "head_ln": weights.norm(width),
+        "head_bias": weights.zeros(vocab),
+    }
 
     def loss_fn(params: Params, batch: Params) -> jax.Array:
         x = params["tokens"][batch["tokens"]] + params["positions"]
@@ -68,7 +68,7 @@ def bert(
             "labels": parts.tokens(d, vocab, batch, num_masked),
         }
 
-    return parts.training("unseen-bert", batch, init, loss_fn, make_batch)
+    return parts.training("unseen-bert", batch, described, loss_fn, make_batch)
 
 
 def gpt(
@@ -81,13 +81,12 @@ def gpt(
 ) -> Workload:
     """Return the gpt: next-token training of tokens [batch, seq_len]."""
 
-    def init(keys: Keys) -> Params:
-        return {
-            "tokens": parts.normal(keys, vocab, width, fan_in=width),
-            "positions": parts.normal(keys, seq_len, width, fan_in=width),
-            "layers": [parts.layer_init(keys, width) for _ in range(num_layers)],
-            "ln": parts.norm_init(width),
-        }
+    described = {
+        "tokens": weights.normal(vocab, width, fan_in=width),
+        "positions": weights.normal(seq_len, width, fan_in=width),
+        "layers": [parts.layer_init(width)] * num_layers,
+        "ln": weights.norm(width),
+    }
 
     def loss_fn(params: Params, batch: Params) -> jax.Array:
         x = params["tokens"][batch["inputs"]] + params["positions"]
@@ -106,7 +105,7 @@ def gpt(
             "targets": parts.tokens(second, vocab, batch, seq_len),
         }
 
-    return parts.training("unseen-gpt", batch, init, loss_fn, make_batch)
+    return parts.training("unseen-gpt", batch, described, loss_fn, make_batch)
 
 
 def t5(
@@ -120,20 +119,15 @@ def t5(
 ) -> Workload:
     """Return the t5: source [batch, source_len] to target [batch, target_len]."""
 
-    def init(keys: Keys) -> Params:
-        return {
-            "tokens": parts.normal(keys, vocab, width, fan_in=width),
-            "encoder_bias": parts.normal(keys, 32, num_heads),
-            "decoder_bias": parts.normal(keys, 32, num_heads),
-            "encoder": [
-                _layer_init(keys, width, crosses=False) for _ in range(num_layers)
-            ],
-            "decoder": [
-                _layer_init(keys, width, crosses=True) for _ in range(num_layers)
-            ],
-            "encoder_ln": parts.norm_init(width),
-            "decoder_ln": parts.norm_init(width),
-        }
+    described = {
+        "tokens": weights.normal(vocab, width, fan_in=width),
+        "encoder_bias": weights.normal(32, num_heads),
+        "decoder_bias": weights.normal(32, num_heads),
+        "encoder": [_layer_init(width, crosses=False)] * num_layers,
+        "decoder": [_layer_init(width, crosses=True)] * num_layers,
+        "encoder_ln": weights.norm(width),
+        "decoder_ln": weights.norm(width),
+    }
 
     def loss_fn(params: Params, batch: Params) -> jax.Array:
         context = _encoded(params, batch["source"], num_heads)
@@ -148,23 +142,23 @@ def t5(
             "target": parts.tokens(second, vocab, batch, target_len),
         }
 
-    return parts.training("unseen-t5", batch, init, loss_fn, make_batch)
+    return parts.training("unseen-t5", batch, described, loss_fn, make_batch)
 
 
-def _layer_init(keys: Keys, width: int, *, crosses: bool) -> Params:
+def _layer_init(width: int, *, crosses: bool) -> Params:
     layer = {
-        "ln1": parts.norm_init(width),
-        "self": parts.attention_init(keys, width),
-        "ln2": parts.norm_init(width),
+        "ln1": weights.norm(width),
+        "self": parts.attention_init(width),
+        "ln2": weights.norm(width),
         "mlp": {
-            "gate": parts.normal(keys, width, 2048),
-            "up": parts.normal(keys, width, 2048),
-            "down": parts.normal(keys, 2048, width),
+            "gate": weights.normal(width, 2048),
+            "up": weights.normal(width, 2048),
+            "down": weights.normal(2048, width),
         },
     }
     if crosses:
-        layer["ln3"] = parts.norm_init(width)
-        layer["cross"] = parts.attention_init(keys, width)
+        layer["ln3"] = weights.norm(width)
+        layer["cross"] = parts.attention_init(width)
     return layer
 
 
@@ -223,17 +217,14 @@ def dlrm(
     pairs = (num_tables + 1) * num_tables // 2
     bottom, top = (num_dense, 512, 256, width), (pairs + width, 1024, 1024, 512, 1)
 
-    def stack(keys: Keys, sizes: tuple[int, ...]) -> list[Params]:
-        return [parts.dense_init(keys, a, b) for a, b in itertools.pairwise(sizes)]
+    def stack(sizes: tuple[int, ...]) -> list[Params]:
+        return [parts.dense_init(a, b) for a, b in itertools.pairwise(sizes)]
 
-    def init(keys: Keys) -> Params:
-        return {
-            "tables": [
-                parts.normal(keys, rows, width, fan_in=width) for _ in range(num_tables)
-            ],
-            "bottom": stack(keys, bottom),
-            "top": stack(keys, top),
-        }
+    described = {
+        "tables": [weights.normal(rows, width, fan_in=width)] * num_tables,
+        "bottom": stack(bottom),
+        "top": stack(top),
+    }
 
     def loss_fn(params: Params, batch: Params) -> jax.Array:
         x = batch["dense"]
@@ -258,5 +249,5 @@ def dlrm(
         }
 
     return parts.training(
-        "unseen-dlrm", batch, init, loss_fn, make_batch, optax.adagrad(1e-2)
+        "unseen-dlrm", batch, described, loss_fn, make_batch, optax.adagrad(1e-2)
     )
