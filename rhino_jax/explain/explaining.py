@@ -59,8 +59,7 @@ def forces(
       place: the values.
       current: the plan's layout; None if the values of the place have several.
     """
-    model, labels = found.solved[0].mesh_problem.model, found.solved[0].solution.labels
-    assert labels is not None
+    model, labels = found.best.model, found.best.labels
     return (
         *pins,
         *_divisors(model, place),
@@ -108,10 +107,8 @@ def _memory(
         watch=None,
     )
     free = search_again(found, without)
-    best = free.solved[0]
-    assert best.solution.labels is not None
-    model = best.mesh_problem.model
-    specs = set(specs_now(model, place, best.solution.labels))
+    model = free.best.model
+    specs = set(specs_now(model, place, free.best.labels))
     if specs == {current}:
         return ["memory binds, but has no part in this: without limit it is the same."]
     text = " and ".join(format_spec(s, model.mesh.names) for s in specs)
@@ -144,7 +141,7 @@ def _neighbours(model: MeshModel, place: PlacedValues, labels: Labels) -> list[s
 
 
 def _recipes(found: SearchResult, place: PlacedValues) -> list[str]:
-    problem = found.solved[0].mesh_problem
+    problem = found.best.mesh_problem
     by_spec: dict[str, list[str]] = defaultdict(list)
     for name, labels in problem.recipes.items():
         if labels is not None:
@@ -206,7 +203,7 @@ def explain(
     """
     started = time.monotonic()
     what = "`plan.why`" if asked is None else "`plan.why_not`"
-    place = find_place(key, found.solved[0].mesh_problem.model.graph.program, what)
+    place = find_place(key, found.best.model.graph.program, what)
     if not specs_without_pins(found, place):
         raise laid_out_nowhere(place, what)
     request = replace(request, has_recipes=False, watch=None)
@@ -246,8 +243,7 @@ def explain_place(
       planned: cost of the plan.
       view: relation to the planned program.
     """
-    model, labels = found.solved[0].mesh_problem.model, found.solved[0].solution.labels
-    assert labels is not None, "a plan fits"
+    model, labels = found.best.model, found.best.labels
     now, names = specs_now(model, place, labels), model.mesh.names
     current = now[0] if len(set(now)) == 1 else None
     wanted: list[Spec] | str = specs_without_pins(found, place)

@@ -293,7 +293,7 @@ def steps_held(
       held: path of an argument → layout.
       report: receives progress; None: nothing is reported.
     """
-    program = found.solved[0].mesh_problem.model.graph.program
+    program = found.best.model.graph.program
     brief = replace(request, level="fast", has_recipes=False, watch=None)
     steps = {}
     for path, spec in held.items():
@@ -320,7 +320,7 @@ def specs_that_are(model: MeshModel, place: PlacedValues) -> list[Spec]:
 
 def specs_without_pins(found: SearchResult, place: PlacedValues) -> list[Spec]:
     """Return the layouts that the values of a place could have without their pins."""
-    model, request = found.solved[0].mesh_problem.model, found.request
+    model, request = found.best.model, found.request
 
     def rest(pins: Mapping[int, Any], at: Sequence[int]) -> dict[int, Any]:
         return {k: pin for k, pin in pins.items() if k not in at}

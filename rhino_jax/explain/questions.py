@@ -139,7 +139,7 @@ def plan_of_recipe(found: SearchResult, request: Request, name: str) -> PlanData
     Raises:
       RhinoError: there is no such recipe, or the program does not allow it.
     """
-    problem = found.solved[0].mesh_problem
+    problem = found.best.mesh_problem
     known = [r.name for r in recipes_for(problem.model.mesh)]
     if name not in known:
         raise RhinoError(
@@ -375,7 +375,7 @@ def _as_called(cost: CostTerms, group: PlannedGroup) -> CostTerms:
 
     Equivalent submeshes are searched once, with the paths of the first.
     """
-    searched = group.found.solved[0].mesh_problem.model.graph.program
+    searched = group.found.best.model.graph.program
     names = [
         (theirs.path, own.path)
         for theirs, own in zip(searched.inputs, group.of.program.inputs, strict=True)

@@ -59,7 +59,7 @@ class Where:
     def _readers(self) -> dict[str, Source]:
         """Return source line → source of the forward ops that read the place."""
         group = self.solved.groups[self.stage]
-        program, model = group.of.program, group.found.solved[0].mesh_problem.model
+        program, model = group.of.program, group.found.best.model
         ahead = {
             o
             for task, op in zip(group.of.tasks, program.body.ops, strict=True)
@@ -213,7 +213,7 @@ class Where:
 
     def _spec(self, stage: int, key: ValueKey) -> str:
         group = self.solved.groups[stage]
-        names = group.found.solved[0].mesh_problem.model.mesh.names
+        names = group.found.best.model.mesh.names
         spec: Spec = group.specs[key]
         return format_spec(spec, names)
 

@@ -114,7 +114,7 @@ def cost_of(found: SearchResult, is_brief: bool = False) -> CostTerms:
       found: the search result.
       is_brief: whether that search was a brief one.
     """
-    best = found.solved[0]
+    best = found.best
     solution = best.solution
     if solution.labels is None:
         peak = math.ceil(solution.smallest_peak)

@@ -15,7 +15,7 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.models import registry
 from rhino_jax.planner.search import compare
-from rhino_jax.planner.search.compare import COMPARED, Comparison, MoreAxes
+from rhino_jax.planner.search.compare import COMPARED, Comparison
 from rhino_jax.planner.search.driver import find
 from rhino_jax.planner.search.folding import first_choices
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
@@ -53,7 +53,7 @@ def test_the_best_mesh_is_that_of_searches_on_all(
         tuple(zip(mesh_axis_names(target, len(shape)), shape, strict=True))
         for shape in mesh_shapes(target, 16, max_axes=2)
     ]
-    comparison = Comparison(analysis, request, MoreAxes.of(request))
+    comparison = Comparison(analysis, request)
     comparison.run(meshes)
     assert {*comparison.objectives} == {*solves}
     assert any(count == 1 for count in solves.values()) == fewer
@@ -86,11 +86,11 @@ def test_meshes_are_bounded_by_their_compute_before_they_are_searched() -> None:
         bounds.append(least_s)
         raise StopIteration
 
-    refused = Comparison(analysis, request, MoreAxes.of(request), bound_axes=refuse)
+    refused = Comparison(analysis, request, bound_axes=refuse)
     with pytest.raises(StopIteration):
         refused.run(meshes)
     assert not refused.objectives
-    comparison = Comparison(analysis, request, MoreAxes.of(request))
+    comparison = Comparison(analysis, request)
     comparison.run(meshes)
     for found in comparison.solved:
         labels = found.solution.labels
@@ -112,12 +112,7 @@ def test_the_best_mesh_stays_where_none_is_fast_enough() -> None:
         seen.append(best.solution.objective)
         return 1e-9
 
-    comparison = Comparison(
-        analysis,
-        request,
-        MoreAxes.of(request),
-        bound_axes=bound,
-    )
+    comparison = Comparison(analysis, request, bound_axes=bound)
     comparison.run([[("x", 8)], [("x", 2), ("y", 4)]])
     assert comparison.solved and len(seen) == 2
     assert seen[-1] == comparison.in_order[0][1] < math.inf
@@ -144,10 +139,9 @@ def test_no_other_mesh_is_tried_where_nothing_fits_on_as_many_devices() -> None:
     tried = {}
     for budget in (2**10, 2**40):
         request = Request(budget, {}, {}, level="fast", has_recipes=False)
-        limits = MoreAxes.of(request)
-        comparison = Comparison(analysis, request, limits)
+        comparison = Comparison(analysis, request)
         comparison.run([[("x", 8)], [("x", 2), ("y", 4)], [("x", 4), ("y", 2)]])
-        tried[limits.nothing_fits] = len(comparison.objectives)
+        tried[comparison.nothing_fits] = len(comparison.objectives)
     assert tried == {True: 1, False: 3}
 
 
@@ -165,7 +159,7 @@ def test_of_two_axes_the_faster_mesh_is_taken(
 ) -> None:
     analysis: Any = None
     request = Request(2**40, {}, {}, level="fast")
-    comparison = Comparison(analysis, request, MoreAxes.of(request))
+    comparison = Comparison(analysis, request)
     comparison.objectives.update(steps)
     assert comparison.in_order[0][0] == chosen
     is_told = steps[chosen] > (1 + 1e-3) * min(steps.values())

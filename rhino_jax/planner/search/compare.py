@@ -33,76 +33,6 @@ from rhino_jax.solver.problem import Labels
 from rhino_jax.solver.solve import Solution
 
 
-@dataclass(slots=True)
-class MoreAxes:
-    """Decide whether more meshes, and those of three and more axes, are worth trying.
-
-    Attributes:
-      left_s: remaining seconds that they may take.
-      cells: number of axes → pairs of options of the largest folded problem.
-      best: number of axes → the best objective of such a mesh, in seconds.
-      left_out: reason → number of meshes left out.
-      untimely: number of meshes, of any number of axes, for which no time was left.
-      nothing_fits: whether memory is exceeded on any mesh of so many devices.
-    """
-
-    left_s: float
-    cells: Counter[int] = field(default_factory=Counter)
-    best: dict[int, float] = field(default_factory=dict)
-    left_out: Counter[str] = field(default_factory=Counter)
-    untimely: int = 0
-    nothing_fits: bool = False
-
-    @classmethod
-    def of(cls, request: Request) -> MoreAxes:
-        """Return the decision's start, with the time that the request leaves it."""
-        limit_s = request.time_limit_s
-        share = LIMITS.meshes_share
-        return cls(LIMITS.meshes_s if limit_s is None else share * limit_s)
-
-    def met(self, num_axes: int, found: SolvedMesh) -> None:
-        """Record a search on a mesh of `num_axes` axes."""
-        edges = found.mesh_problem.folded.problem.edges
-        cells = sum(e.table.size for e in edges)
-        self.cells[num_axes] = max(self.cells[num_axes], cells)
-        before = self.best.get(num_axes, math.inf)
-        self.best[num_axes] = min(before, found.solution.objective)
-        if found.solution.unfit is not None:
-            divided = found.mesh_problem.divided_peak
-            self.nothing_fits |= divided > found.model.problem.limit
-
-    def allow(self, num_axes: int) -> bool:
-        """Whether to try a mesh of `num_axes` axes; if so, deduct its time."""
-        if self.nothing_fits:
-            return False
-        if num_axes <= 2:
-            return True
-        fewer = [s for n, s in self.best.items() if n < num_axes - 1]
-        last = self.best.get(num_axes - 1, math.inf)
-        if fewer and last > (1 - LIMITS.axis_gain) * min(fewer):
-            why = f"the axis before gained less than {LIMITS.axis_gain:.0%}"
-            self.left_out[why] += 1
-            return False
-        takes_s = LIMITS.another_axis_s * self.cells[num_axes - 1]
-        if takes_s > self.left_s:
-            self.left_out["the program is large"] += 1
-            return False
-        self.left_s -= takes_s
-        return True
-
-    def notes(self) -> list[str]:
-        """Return notes on the meshes that were left out."""
-        untimely = [
-            f"{CUT_BY_CLOCK} was over before mesh shapes were compared:"
-            f" {self.untimely}. Give mesh= to plan on one."
-        ]
-        return untimely * bool(self.untimely) + [
-            f"mesh shapes of three or more axes that were not tried, because {why}:"
-            f" {count}. Give mesh= to plan on one."
-            for why, count in self.left_out.items()
-        ]
-
-
 COMPARED = replace(EFFORTS["fast"], max_starts=2, max_fusions=0)
 """Effort by which the best meshes are compared; the best is searched again."""
 
@@ -119,7 +49,11 @@ class Comparison:
       request: budget, pins and limits.
       solved: the best few meshes, the best first.
       objectives: sizes of a mesh's axes → the shortest step found there, in seconds.
-      limits: which meshes of three and more axes are tried.
+      left_s: remaining seconds that meshes of three and more axes may take.
+      cells: number of axes → pairs of options of the largest folded problem.
+      left_out: reason → number of meshes of three and more axes left out.
+      untimely: number of meshes, of any number of axes, for which no time was left.
+      nothing_fits: whether memory is exceeded on any mesh of so many devices.
       bound_axes: called with a number of axes and the best mesh so far after all meshes
         of that number, and with 0 and None before any is searched; and with the
         smallest compute seconds of any choice on meshes of up to two axes of several
@@ -132,13 +66,40 @@ class Comparison:
 
     analysis: ProgramAnalysis
     request: Request
-    limits: MoreAxes
     solved: list[SolvedMesh] = field(default_factory=list)
     objectives: dict[tuple[int, ...], float] = field(default_factory=dict)
     bound_axes: Callable[[int, float, SolvedMesh | None], float] | None = None
     least_s: float = 0.0
     worth_s: float = math.inf
     full: set[tuple[int, ...]] = field(default_factory=set)
+    left_s: float = LIMITS.meshes_s
+    cells: Counter[int] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    untimely: int = 0
+    nothing_fits: bool = False
+
+    def __post_init__(self) -> None:
+        if self.request.time_limit_s is not None:
+            self.left_s = LIMITS.meshes_share * self.request.time_limit_s
+
+    def _may_try(self, num_axes: int) -> bool:
+        """Whether to try a mesh of so many axes; if so, deduct its time."""
+        if self.nothing_fits:
+            return False
+        if num_axes <= 2:
+            return True
+        every = self.objectives.items()
+        fewer = min((s for n, s in every if len(n) < num_axes - 1), default=math.inf)
+        last = min((s for n, s in every if len(n) == num_axes - 1), default=math.inf)
+        takes_s = LIMITS.another_axis_s * self.cells[num_axes - 1]
+        why = f"the axis before gained less than {LIMITS.axis_gain:.0%}"
+        if math.isinf(fewer) or last <= (1 - LIMITS.axis_gain) * fewer:
+            if takes_s <= self.left_s:
+                self.left_s -= takes_s
+                return True
+            why = "the program is large"
+        self.left_out[why] += 1
+        return False
 
     def run(self, meshes: Sequence[MeshAxes]) -> None:
         """Compare meshes, fewest axes first."""
@@ -156,8 +117,8 @@ class Comparison:
             brief: list[SolvedMesh] = []
             for axes in group:
                 if self.objectives and self.request.is_over:
-                    self.limits.untimely += 1
-                elif self.limits.allow(num_axes):
+                    self.untimely += 1
+                elif self._may_try(num_axes):
                     brief.append(self._briefly(axes, built.pop(tuple(axes), None)))
                     most = (1 + LIMITS.prediction_error) * self._best_s
                     if not self.solved:  # `worth_s` may be below all: one stays.
@@ -190,7 +151,15 @@ class Comparison:
         taken although a brief search found a shorter step there."""
         (chosen, step_s), *_ = self.in_order
         faster = [s for s in self.objectives.values() if s < step_s]
-        notes = self.limits.notes()
+        notes = [
+            f"{CUT_BY_CLOCK} was over before mesh shapes were compared:"
+            f" {self.untimely}. Give mesh= to plan on one."
+        ] * bool(self.untimely)
+        notes += [
+            f"mesh shapes of three or more axes that were not tried, because {why}:"
+            f" {count}. Give mesh= to plan on one."
+            for why, count in self.left_out.items()
+        ]
         if faster and min(faster) < step_s * (1 - 1e-3):
             notes.append(
                 f"a mesh of more than {len(chosen)} axes was faster by"
@@ -252,7 +221,12 @@ class Comparison:
         sizes = _sizes(mesh_problem)
         if effort.max_rounds:
             self.full.add(sizes)
-        self.limits.met(len(sizes), found)
+        edges = mesh_problem.folded.problem.edges
+        cells = sum(e.table.size for e in edges)
+        self.cells[len(sizes)] = max(self.cells[len(sizes)], cells)
+        if found.solution.unfit is not None:
+            limit = found.model.problem.limit
+            self.nothing_fits |= mesh_problem.divided_peak > limit
         known_s = self.objectives.get(sizes, math.inf)
         self.objectives[sizes] = min(known_s, found.solution.objective)
         if report is not None and math.isfinite(self._best_s):

@@ -22,7 +22,7 @@ from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.planner.search.compare import Comparison, MoreAxes
+from rhino_jax.planner.search.compare import Comparison
 from rhino_jax.planner.search.folding import (
     as_solution,
     chosen,
@@ -130,8 +130,8 @@ def find(
         else:
             one, brief = _at_level(mesh_problem, within, starts)
         return result([one], brief)
-    limits, own = MoreAxes.of(within), None if bound_axes is None else bound
-    comparison = Comparison(analysis, within, limits, bound_axes=own)
+    own = None if bound_axes is None else bound
+    comparison = Comparison(analysis, within, bound_axes=own)
     comparison.run(different)
     every, in_order = comparison.solved, comparison.in_order
     compared = brief = every[0]
