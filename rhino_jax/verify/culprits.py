@@ -47,8 +47,7 @@ class Culprits:
 
     Attributes:
       ops_on: source line → ops on it.
-      makers: value id → the op that defines it.
-      readers: value id → the ops that read it.
+      makers, readers: value id → the op that defines it, and those that read it.
       came_from, goes_to: value → values that are the same data across the border of
         a loop, a branch or a call.
       args: value id → (tree path, mesh axes) of each sharded argument.
@@ -57,7 +56,7 @@ class Culprits:
     """
 
     ops_on: Mapping[str, tuple[Op, ...]]
-    makers: Mapping[int, Op]
+    makers: Mapping[int, tuple[Op, ...]]
     readers: Mapping[int, tuple[Op, ...]]
     came_from: Mapping[int, tuple[int, ...]]
     goes_to: Mapping[int, tuple[int, ...]]
@@ -73,67 +72,41 @@ class Culprits:
           is_gather: whether it is an all-gather over those axes; a constraint that
             shards over all of them then requests nothing.
         """
-        search = _CulpritSearch(self, frozenset(axes), is_gather)
+        over = frozenset(axes)
+
+        def asked(op: Op) -> Iterator[str]:
+            """Yield the description of a constraint if it can cause the movement."""
+            is_cause = not is_gather or not over <= set(_QUOTED.findall(op.label))
+            if op.name == USERS_CONSTRAINT and is_cause:
+                yield f"the constraint {op.label} at {self.lines[op.id]} asks for it"
+
+        def near(value: int, *, is_ahead: bool) -> Iterator[str]:
+            """Yield the constraints that a value flows into; or those that it derives
+            from, and sharded arguments."""
+            queue, seen = [value], {value}
+            while queue and len(seen) < _MAX_STEPS:
+                at = queue.pop(0)
+                path, cut = self.args.get(at, ("", frozenset()))
+                if not is_ahead and cut & over:
+                    yield f"`{path}` is sharded over {' × '.join(sorted(cut & over))}"
+                new = [*(self.goes_to if is_ahead else self.came_from).get(at, ())]
+                for op in (self.readers if is_ahead else self.makers).get(at, ()):
+                    yield from asked(op)
+                    if op.is_fusible and op.name != USERS_CONSTRAINT:
+                        new += op.results if is_ahead else op.operands
+                queue += [v for v in new if v not in seen]
+                seen |= set(new)
+
         found: dict[str, None] = {}
         for op in self.ops_on.get(source, ()):
-            found |= dict.fromkeys(search.asked(op))
+            found |= dict.fromkeys(asked(op))
             for value in op.operands:
-                found |= dict.fromkeys(search.before(value))
+                found |= dict.fromkeys(near(value, is_ahead=False))
             for value in op.results:
-                found |= dict.fromkeys(search.after(value))
+                found |= dict.fromkeys(near(value, is_ahead=True))
         words = list(found)
         rest = len(words) - _MAX_NAMED
         return [*words[:_MAX_NAMED], f"and {rest} more"] if rest > 0 else words
-
-
-@dataclass(frozen=True, slots=True)
-class _CulpritSearch:
-    """A search for the shardings that move data over some mesh axes."""
-
-    near: Culprits
-    axes: frozenset[str]
-    is_gather: bool
-
-    def before(self, value: int) -> Iterator[str]:
-        """Yield the sharded arguments and the constraints that a value derives from."""
-        queue, seen = [value], {value}
-        while queue and len(seen) < _MAX_STEPS:
-            at = queue.pop(0)
-            path, cut = self.near.args.get(at, ("", frozenset()))
-            if cut & self.axes:
-                yield f"`{path}` is sharded over {' × '.join(sorted(cut & self.axes))}"
-            maker = self.near.makers.get(at)
-            new = list(self.near.came_from.get(at, ()))
-            if maker is not None:
-                yield from self.asked(maker)
-                new += maker.operands if _is_passing(maker) else ()
-            queue += [v for v in new if v not in seen]
-            seen |= set(new)
-
-    def after(self, value: int) -> Iterator[str]:
-        """Yield the constraints that a value flows into."""
-        queue, seen = [value], {value}
-        while queue and len(seen) < _MAX_STEPS:
-            at = queue.pop(0)
-            new = list(self.near.goes_to.get(at, ()))
-            for reader in self.near.readers.get(at, ()):
-                yield from self.asked(reader)
-                new += reader.results if _is_passing(reader) else ()
-            queue += [v for v in new if v not in seen]
-            seen |= set(new)
-
-    def asked(self, op: Op) -> Iterator[str]:
-        """Yield the description of a constraint if it can cause the data movement."""
-        if op.name != USERS_CONSTRAINT:
-            return
-        if self.is_gather and self.axes <= set(_QUOTED.findall(op.label)):
-            return
-        yield f"the constraint {op.label} at {self.near.lines[op.id]} asks for it"
-
-
-def _is_passing(op: Op) -> bool:
-    """Whether an op preserves the sharding of its operands."""
-    return op.is_fusible and op.name != USERS_CONSTRAINT
 
 
 def culprits_of(
@@ -148,7 +121,7 @@ def culprits_of(
     """
     ops_on: dict[str, list[Op]] = defaultdict(list)
     readers: dict[int, list[Op]] = defaultdict(list)
-    makers: dict[int, Op] = {}
+    makers: dict[int, tuple[Op, ...]] = {}
     came_from: dict[int, list[int]] = defaultdict(list)
     goes_to: dict[int, list[int]] = defaultdict(list)
     for op in program.ops:
@@ -162,7 +135,7 @@ def culprits_of(
                     came_from[after].append(before)
                     goes_to[before].append(after)
             continue
-        makers |= dict.fromkeys(op.results, op)
+        makers |= dict.fromkeys(op.results, (op,))
         for value in op.operands:
             readers[value].append(op)
     args = {
