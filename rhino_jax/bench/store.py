@@ -111,11 +111,22 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def read_results(file: str, what: str) -> tuple[Result, ...]:
-    """Return the results that `bench` wrote.
+    """Return the results that `bench` wrote; see `read_earlier`."""
+    of, fix = (
+        "a benchmark that compiles",
+        "run `bench full`, give rhino_bench/full.json",
+    )
+    return read_earlier(file, "results", tuple[Result, ...], what, of, fix)
+
+
+def read_earlier(file: str, key: str, kind: type[T], what: str, of: str, fix: str) -> T:
+    """Return the results of an earlier run.
 
     Args:
-      file: SUITE.json of an earlier run.
-      what: the command that reads them, for errors.
+      file: its JSON file.
+      key: the key of the results there.
+      kind: their type.
+      what: the command that reads them; `of`, `fix`: for errors.
 
     Raises:
       BenchError: the file contains no results.
@@ -124,14 +135,10 @@ def read_results(file: str, what: str) -> tuple[Result, ...]:
     try:
         if values is None:
             raise ValueError("it is not there, or no JSON")
-        return from_json(tuple[Result, ...], values["results"])
+        return from_json(kind, values[key])
     except (KeyError, TypeError, ValueError) as error:
-        raise BenchError(
-            f"{what}: the file holds no results of a benchmark that compiles.",
-            where=file,
-            numbers=str(error),
-            fix="python -m rhino_jax bench full, then give rhino_bench/full.json.",
-        ) from None
+        what = f"{what}: the file holds no results of {of}."
+        raise BenchError(what, where=file, numbers=str(error), fix=f"{fix}.") from None
 
 
 def read_json(path: Path) -> Any | None:

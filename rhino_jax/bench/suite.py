@@ -150,11 +150,6 @@ class Suite:
     rows: tuple[BenchRow, ...]
 
 
-def method_names(suite: Suite) -> list[str]:
-    """Return the methods of all rows, in order."""
-    return list(dict.fromkeys(m.name for row in suite.rows for m in row.methods))
-
-
 _MODELS = {**holdout.MODELS, **newcomers.MODELS}
 """Name → function that makes the workload, of models outside the zoo."""
 

@@ -54,10 +54,8 @@ def vit(
         x = parts.layer_norm(params["ln"], x.mean(1))
         return parts.cross_entropy(parts.dense(params["head"], x), batch["labels"])
 
-    def make_batch(key: jax.Array) -> Params:
-        return parts.labelled_images(key, batch, image_size, num_classes)
-
-    return parts.training("unseen-vit", batch, described, loss_fn, make_batch)
+    draws = parts.labelled_images(batch, image_size, num_classes)
+    return parts.training("unseen-vit", batch, described, loss_fn, draws)
 
 
 def mixer(
@@ -94,14 +92,12 @@ def mixer(
         x = parts.layer_norm(params["ln"], x).mean(1)
         return parts.cross_entropy(parts.dense(params["head"], x), batch["labels"])
 
-    def make_batch(key: jax.Array) -> Params:
-        first, second = jax.random.split(key)
-        return {
-            "patches": jax.random.normal(first, (batch, num_patches, patch_size)),
-            "labels": parts.tokens(second, num_classes, batch),
-        }
+    draws = {
+        "patches": parts.noise(batch, num_patches, patch_size),
+        "labels": parts.tokens(num_classes, batch),
+    }
 
-    return parts.training("unseen-mixer", batch, described, loss_fn, make_batch)
+    return parts.training("unseen-mixer", batch, described, loss_fn, draws)
 
 
 def resnet(
@@ -150,10 +146,8 @@ def resnet(
         x = x.mean((1, 2))
         return parts.cross_entropy(parts.dense(params["head"], x), batch["labels"])
 
-    def make_batch(key: jax.Array) -> Params:
-        return parts.labelled_images(key, batch, image_size, num_classes)
-
-    return parts.training("unseen-resnet", batch, described, loss_fn, make_batch)
+    draws = parts.labelled_images(batch, image_size, num_classes)
+    return parts.training("unseen-resnet", batch, described, loss_fn, draws)
 
 
 def unet(
@@ -176,16 +170,13 @@ def unet(
         predicted = _denoise(params, noisy, time, num_heads).astype(jnp.float32)
         return jnp.square(predicted - batch["noise"]).mean()
 
-    def make_batch(key: jax.Array) -> Params:
-        a, b, c = jax.random.split(key, 3)
-        shape = batch, image_size, image_size, 3
-        return {
-            "images": jax.random.normal(a, shape),
-            "noise": jax.random.normal(b, shape),
-            "times": jax.random.uniform(c, (batch,)),
-        }
+    draws = {
+        "images": parts.noise(batch, image_size, image_size, 3),
+        "noise": parts.noise(batch, image_size, image_size, 3),
+        "times": lambda key: jax.random.uniform(key, (batch,)),
+    }
 
-    return parts.training("unseen-unet", batch, described, loss_fn, make_batch)
+    return parts.training("unseen-unet", batch, described, loss_fn, draws)
 
 
 def _init(width: int, widths: Sequence[int]) -> Params:

@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -138,7 +138,7 @@ def training(
     batch: int,
     described: Params,
     loss_fn: Callable[[Params, Any], jax.Array],
-    make_batch: Callable[[jax.Array], Any],
+    draws: Mapping[str, Draw],
     optimizer: optax.GradientTransformation | None = None,
 ) -> Workload:
     """Return the train step of a loss, with the parameters that weights describe."""
@@ -147,6 +147,10 @@ def training(
     def init_all(key: jax.Array) -> tuple[Any, ...]:
         params = weights.draw(described, key)
         return params, tx.init(params)
+
+    def make_batch(key: jax.Array) -> Params:
+        pairs = zip(draws.items(), jax.random.split(key, len(draws)), strict=True)
+        return {name: draw(own) for (name, draw), own in pairs}
 
     return Workload(
         name=name,
@@ -158,16 +162,19 @@ def training(
     )
 
 
-def labelled_images(
-    key: jax.Array, batch: int, image_size: int, num_classes: int
-) -> Params:
+Draw = Callable[[jax.Array], jax.Array]
+"""An array of a batch, drawn from a key."""
+
+
+def labelled_images(batch: int, image_size: int, num_classes: int) -> dict[str, Draw]:
     """Return images [batch, image_size, image_size, 3] and their classes."""
-    first, second = jax.random.split(key)
-    return {
-        "images": jax.random.normal(first, (batch, image_size, image_size, 3)),
-        "labels": tokens(second, num_classes, batch),
-    }
+    images = noise(batch, image_size, image_size, 3)
+    return {"images": images, "labels": tokens(num_classes, batch)}
 
 
-def tokens(key: jax.Array, vocab: int, *shape: int) -> jax.Array:
-    return jax.random.randint(key, shape, 0, vocab)
+def noise(*shape: int) -> Draw:
+    return lambda key: jax.random.normal(key, shape)
+
+
+def tokens(vocab: int, *shape: int) -> Draw:
+    return lambda key: jax.random.randint(key, shape, 0, vocab)

@@ -59,16 +59,14 @@ def bert(
         logits = x @ params["tokens"].T.astype(x.dtype) + params["head_bias"]
         return parts.cross_entropy(logits, batch["labels"])
 
-    def make_batch(key: jax.Array) -> Params:
-        a, b, c, d = jax.random.split(key, 4)
-        return {
-            "tokens": parts.tokens(a, vocab, batch, seq_len),
-            "segments": parts.tokens(b, 2, batch, seq_len),
-            "masked": parts.tokens(c, seq_len, batch, num_masked),
-            "labels": parts.tokens(d, vocab, batch, num_masked),
-        }
+    draws = {
+        "tokens": parts.tokens(vocab, batch, seq_len),
+        "segments": parts.tokens(2, batch, seq_len),
+        "masked": parts.tokens(seq_len, batch, num_masked),
+        "labels": parts.tokens(vocab, batch, num_masked),
+    }
 
-    return parts.training("unseen-bert", batch, described, loss_fn, make_batch)
+    return parts.training("unseen-bert", batch, described, loss_fn, draws)
 
 
 def gpt(
@@ -98,14 +96,12 @@ def gpt(
         logits = x @ params["tokens"].T.astype(x.dtype)
         return parts.cross_entropy(logits, batch["targets"])
 
-    def make_batch(key: jax.Array) -> Params:
-        first, second = jax.random.split(key)
-        return {
-            "inputs": parts.tokens(first, vocab, batch, seq_len),
-            "targets": parts.tokens(second, vocab, batch, seq_len),
-        }
+    draws = {
+        "inputs": parts.tokens(vocab, batch, seq_len),
+        "targets": parts.tokens(vocab, batch, seq_len),
+    }
 
-    return parts.training("unseen-gpt", batch, described, loss_fn, make_batch)
+    return parts.training("unseen-gpt", batch, described, loss_fn, draws)
 
 
 def t5(
@@ -135,14 +131,12 @@ def t5(
         logits = x @ params["tokens"].T.astype(x.dtype)
         return parts.cross_entropy(logits, batch["target"])
 
-    def make_batch(key: jax.Array) -> Params:
-        first, second = jax.random.split(key)
-        return {
-            "source": parts.tokens(first, vocab, batch, source_len),
-            "target": parts.tokens(second, vocab, batch, target_len),
-        }
+    draws = {
+        "source": parts.tokens(vocab, batch, source_len),
+        "target": parts.tokens(vocab, batch, target_len),
+    }
 
-    return parts.training("unseen-t5", batch, described, loss_fn, make_batch)
+    return parts.training("unseen-t5", batch, described, loss_fn, draws)
 
 
 def _layer_init(width: int, *, crosses: bool) -> Params:
@@ -240,14 +234,12 @@ def dlrm(
         logits = parts.dense(params["top"][-1], y)[:, 0]
         return optax.sigmoid_binary_cross_entropy(logits, batch["clicks"]).mean()
 
-    def make_batch(key: jax.Array) -> Params:
-        a, b, c = jax.random.split(key, 3)
-        return {
-            "dense": jax.random.normal(a, (batch, num_dense)),
-            "ids": parts.tokens(b, rows, batch, num_tables),
-            "clicks": jax.random.bernoulli(c, 0.1, (batch,)).astype(jnp.float32),
-        }
+    draws = {
+        "dense": parts.noise(batch, num_dense),
+        "ids": parts.tokens(rows, batch, num_tables),
+        "clicks": lambda key: jax.random.bernoulli(key, 0.1, (batch,)).astype(float),
+    }
 
     return parts.training(
-        "unseen-dlrm", batch, described, loss_fn, make_batch, optax.adagrad(1e-2)
+        "unseen-dlrm", batch, described, loss_fn, draws, optax.adagrad(1e-2)
     )

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.command import missing_extra, say
 from rhino_jax.bench.probe.report import report
 from rhino_jax.bench.probe.run import Probe, probe
-from rhino_jax.bench.store import Store, read_json, write_json
+from rhino_jax.bench.store import Store, read_earlier, write_json
 from rhino_jax.bench.versions import versions
 from rhino_jax.hardware.files import load_target
-from rhino_jax.utils.codec import from_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +51,13 @@ def run_probe(command: ProbeCommand) -> int:
         )
     if (missing := missing_extra(command.hardware)) is not None:
         raise BenchError(f"{what}: {missing}", fix="then run it again.")
-    before = None if command.against is None else _read(command.against, what)
+    before = None
+    if command.against is not None:
+        fix = "give rhino_bench/probe-….json of an earlier run, copied"
+        known = read_earlier(
+            command.against, "probes", tuple[Probe, ...], what, "`probe`", fix
+        )
+        before = {p.name: p for p in known}
     store = Store.open(command.out)
     folder = store.folder / "compiled"
     found: list[Probe] = []
@@ -69,19 +73,3 @@ def run_probe(command: ProbeCommand) -> int:
     (store.folder / f"{name}.md").write_text(text, encoding="utf-8")
     say(f"written to {file}")
     return 1 if any(p.error for p in found) else 0
-
-
-def _read(file: str, what: str) -> dict[str, Probe]:
-    """Return the probes of an earlier run, by name."""
-    try:
-        values = read_json(Path(file))
-        if values is None:
-            raise ValueError("it is not there, or no JSON")
-        return {p.name: p for p in from_json(tuple[Probe, ...], values["probes"])}
-    except (KeyError, TypeError, ValueError) as error:
-        raise BenchError(
-            f"{what}: the file holds no results of `probe`.",
-            where=file,
-            numbers=str(error),
-            fix="give rhino_bench/probe-….json of an earlier run, copied.",
-        ) from None

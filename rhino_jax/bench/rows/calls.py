@@ -13,8 +13,8 @@ import jax
 
 import rhino_jax as rhino
 from rhino_jax.bench.checks import BenchError
-from rhino_jax.bench.rows.row_run import Cells, Found, Results, RowKind, the_only
-from rhino_jax.bench.suite import BenchRow, Suite, model_of
+from rhino_jax.bench.rows.row_run import Cells, Found, RowKind, the_only
+from rhino_jax.bench.suite import BenchRow, model_of
 from rhino_jax.hardware.files import load_target
 from rhino_jax.utils.worker import TaskFailed, Worker, WorkerEnded
 
@@ -66,17 +66,13 @@ def call_row(row: BenchRow) -> FirstCall:
     return FirstCall(cpu_s=cpu_s, wall_s=wall_s, plan_s=plan_s, mesh=mesh)
 
 
-def _table(
-    suite: Suite, results: Results[FirstCall]
-) -> tuple[list[str], Cells[FirstCall]]:
-    header = ["mesh", *(f"{how} CPU s" for how in HOWS), *(f"{how} s" for how in HOWS)]
-
-    def cells(row: BenchRow, found: FirstCall) -> list[list[str]]:
-        seconds = [s[how] for s in (found.cpu_s, found.wall_s) for how in HOWS]
-        mesh = " × ".join(map(str, found.mesh.values()))
-        return [[mesh, *(f"{s:.1f}" for s in (*seconds, found.plan_s))]]
-
-    return [*header, "of it planning s"], cells
+def _cells(row: BenchRow, found: FirstCall) -> Cells:
+    yield {
+        "mesh": " × ".join(map(str, found.mesh.values())),
+        **{f"{how} CPU s": f"{s:.1f}" for how, s in found.cpu_s.items()},
+        **{f"{how} s": f"{s:.1f}" for how, s in found.wall_s.items()},
+        "of it planning s": f"{found.plan_s:.1f}",
+    }
 
 
 def _summary(suite: str, found: Found[FirstCall]) -> tuple[str, ...]:
@@ -96,7 +92,7 @@ CALLS: RowKind[FirstCall] = RowKind(
     line=lambda found: ", ".join(
         f"{how} {s:.1f} CPU s" for how, s in found.cpu_s.items()
     ),
-    table=_table,
+    cells=_cells,
     notes="The first call of a step, until its results are there: traced, planned"
     " (under `auto_shard`), compiled and run. Each in a process of its own, imports and"
     " initial state not counted; nothing is read from caches.",

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import rhino_jax as rhino
 from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.planning import Planner, workload_of
-from rhino_jax.bench.rows.row_run import Cells, Found, Results, RowKind, the_only
-from rhino_jax.bench.suite import BenchRow, Suite, method_names
+from rhino_jax.bench.rows.row_run import Cells, Found, RowKind, the_only
+from rhino_jax.bench.suite import BenchRow
 from rhino_jax.bench.tables.figures import format_ms, format_span
 from rhino_jax.models.workload import Workload
 from rhino_jax.runtime.sharded import jit_with_plan
@@ -179,19 +179,20 @@ def _ratios(found: Iterable[Clocked]) -> dict[str, list[float]]:
     return ratios
 
 
-def _table(suite: Suite, results: Results[Clocked]) -> tuple[list[str], Cells[Clocked]]:
-    compared = {name for r in results if r.found for name in r.found.ratio}
-    own = [name for name in method_names(suite) if name in compared]
-    header = ["fastest recipe", "ms", *(f"{name} ms" for name in own)]
-    header += [f"{name} ÷ recipe" for name in own]
-
-    def cells(row: BenchRow, found: Clocked) -> list[list[str]]:
-        steps = [format_ms(found.step_s.get(name)) for name in (found.recipe, *own)]
-        ratios = [f"{found.ratio[n]:.2f}" if n in found.ratio else "" for n in own]
-        overhead = [str(found.num_arrays), f"{1e6 * found.overhead_s:.0f}"]
-        return [[found.recipe, *steps, *ratios, *overhead]]
-
-    return [*header, "arrays", "overhead of a call µs"], cells
+def _cells(row: BenchRow, found: Clocked) -> Cells:
+    names = [m.name for m in row.methods if not m.is_recipe]
+    yield {
+        "fastest recipe": found.recipe,
+        "ms": format_ms(found.step_s.get(found.recipe)),
+        **{f"{name} ms": format_ms(found.step_s.get(name)) for name in names},
+        **{
+            f"{name} ÷ recipe": f"{found.ratio[name]:.2f}"
+            for name in names
+            if name in found.ratio
+        },
+        "arrays": str(found.num_arrays),
+        "overhead of a call µs": f"{1e6 * found.overhead_s:.0f}",
+    }
 
 
 def _summary(suite: str, found: Found[Clocked]) -> tuple[str, ...]:
@@ -215,7 +216,7 @@ CLOCK: RowKind[Clocked] = RowKind(
     line=lambda found: ", ".join(
         f"{name} {format_seconds(s)}" for name, s in found.step_s.items()
     ),
-    table=_table,
+    cells=_cells,
     notes="Seconds of all devices together on this host's cores: medians of interleaved"
     " samples; ratios are medians of ratios within a sample. The overhead is of a"
     " decorated call over one of `jax.jit`, with the workload's arguments.",

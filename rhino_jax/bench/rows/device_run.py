@@ -17,8 +17,8 @@ import jax
 
 from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.planning import Planner, workload_of
-from rhino_jax.bench.rows.row_run import Cells, Found, Results, RowKind, the_only
-from rhino_jax.bench.suite import BenchRow, Suite
+from rhino_jax.bench.rows.row_run import Cells, Found, RowKind, the_only
+from rhino_jax.bench.suite import BenchRow
 from rhino_jax.bench.tables.figures import format_ms, format_span
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models.workload import Workload
@@ -113,25 +113,16 @@ def measured_s(run: Callable[..., Any], workload: Workload) -> float:
     return statistics.median(steps(count) for _ in range(SAMPLES))
 
 
-def _table(
-    suite: Suite, results: Results[MeasuredStep]
-) -> tuple[list[str], Cells[MeasuredStep]]:
-    header = ["predicted ms", "by its HLO", "measured", "predicted ÷ measured"]
-    header += ["HLO ÷ measured", "GiB predicted", "compiled"]
-
-    def cells(row: BenchRow, found: MeasuredStep) -> list[list[str]]:
-        seconds = found.predicted_s, found.priced_s, found.measured_s
-        ratios = found.predicted_s, found.priced_s
-        held = found.predicted_bytes, found.compiled_bytes
-        return [
-            [
-                *map(format_ms, seconds),
-                *(f"{s / found.measured_s:.2f}" for s in ratios),
-                *(f"{size / 2**30:.3g}" for size in held),
-            ]
-        ]
-
-    return header, cells
+def _cells(row: BenchRow, found: MeasuredStep) -> Cells:
+    yield {
+        "predicted ms": format_ms(found.predicted_s),
+        "by its HLO": format_ms(found.priced_s),
+        "measured": format_ms(found.measured_s),
+        "predicted ÷ measured": f"{found.predicted_s / found.measured_s:.2f}",
+        "HLO ÷ measured": f"{found.priced_s / found.measured_s:.2f}",
+        "GiB predicted": f"{found.predicted_bytes / 2**30:.3g}",
+        "compiled": f"{found.compiled_bytes / 2**30:.3g}",
+    }
 
 
 def _summary(suite: str, found: Found[MeasuredStep]) -> tuple[str, ...]:
@@ -156,7 +147,7 @@ DEVICE: RowKind[MeasuredStep] = RowKind(
         f" {format_seconds(found.predicted_s)} predicted,"
         f" {format_bytes(found.compiled_bytes)}"
     ),
-    table=_table,
+    cells=_cells,
     notes="Steps with their state fed back, of which only the last of a sample is"
     " awaited: medians.",
     summary=_summary,

@@ -19,11 +19,10 @@ from rhino_jax.bench.rows.row_run import (
     ADDITIONS,
     Cells,
     Found,
-    Results,
     RowKind,
     yardstick_s,
 )
-from rhino_jax.bench.suite import BenchRow, Suite
+from rhino_jax.bench.suite import BenchRow
 from rhino_jax.bench.tables.figures import format_span
 from rhino_jax.errors import InfeasiblePlanError, StageError
 from rhino_jax.pipeline.of_plan import schedule_of
@@ -139,33 +138,32 @@ def _said(found: PlannedPipeline) -> str:
     return f"{found.method} {stages}, {format_seconds(found.step_s)}"
 
 
-def _table(suite: Suite, results: Results[Plans]) -> tuple[list[str], Cells[Plans]]:
-    header = ["asked", "stages", "mesh of one", "m", "schedule", "step", "÷ ideal"]
-    header += ["bubble", "peak", "÷ first", "published", "s", "CPU s", "yardstick s"]
-
-    def cells(row: BenchRow, plans: Plans) -> Iterator[list[str]]:
-        for one in plans:
-            took = [f"{s:.3g}" for s in (one.plan_s, one.cpu_s, one.yardstick_s)]
-            if one.error:
-                yield [one.method, one.error, *[""] * (len(header) - 5), *took]
-                continue
-            first_s, is_last = plans[0].step_s, one.method == row.methods[-1].name
-            yield [
-                one.method,
-                _stages(one.places),
-                " × ".join(str(n) for a, n in one.mesh.items() if a != STAGE_AXIS),
-                str(one.micro_batches),
-                one.schedule or "none",
-                format_seconds(one.step_s),
-                f"{one.step_s / one.ideal_s:.3f}",
-                format_share(one.bubble),
-                format_bytes(one.peak_bytes),
-                f"{one.step_s / first_s:.3f}" if first_s else "",
-                f"{row.published:.3f}" if is_last and row.published else "",
-                *took,
-            ]
-
-    return header, cells
+def _cells(row: BenchRow, plans: Plans) -> Cells:
+    for one in plans:
+        first_s, is_last = plans[0].step_s, one.method == row.methods[-1].name
+        took = {
+            "s": f"{one.plan_s:.3g}",
+            "CPU s": f"{one.cpu_s:.3g}",
+            "yardstick s": f"{one.yardstick_s:.3g}",
+        }
+        if one.error:
+            yield {"asked": one.method, "stages": one.error, **took}
+            continue
+        mesh = (str(n) for a, n in one.mesh.items() if a != STAGE_AXIS)
+        yield {
+            "asked": one.method,
+            "stages": _stages(one.places),
+            "mesh of one": " × ".join(mesh),
+            "m": str(one.micro_batches),
+            "schedule": one.schedule or "none",
+            "step": format_seconds(one.step_s),
+            "÷ ideal": f"{one.step_s / one.ideal_s:.3f}",
+            "bubble": format_share(one.bubble),
+            "peak": format_bytes(one.peak_bytes),
+            "÷ first": f"{one.step_s / first_s:.3f}" if first_s else "",
+            "published": f"{row.published:.3f}" if is_last and row.published else "",
+            **took,
+        }
 
 
 def _summary(suite: str, found: Found[Plans]) -> Iterator[str]:
@@ -206,7 +204,7 @@ PIPELINES: RowKind[Plans] = RowKind(
     measure=plan_pipeline,
     read=list,
     line=lambda found: "; ".join(map(_said, found)),
-    table=_table,
+    cells=_cells,
     notes="Predicted. The ideal is the time that the tasks of the busiest stage take,"
     " of all micro-batches and with the update: no filling, no draining, no transfer."
     " `÷ first` is the step over that of the row's first method; `published`, the same"

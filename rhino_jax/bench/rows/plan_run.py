@@ -16,11 +16,10 @@ from rhino_jax.bench.rows.row_run import (
     ADDITIONS,
     Cells,
     Found,
-    Results,
     RowKind,
     yardstick_s,
 )
-from rhino_jax.bench.suite import BenchRow, Suite, method_names
+from rhino_jax.bench.suite import BenchRow
 from rhino_jax.plan.records import SearchReport
 from rhino_jax.units import format_bytes, format_seconds, format_share
 
@@ -107,30 +106,26 @@ def _read(samples: Sequence[Timed]) -> Timed:
     )
 
 
-def _table(suite: Suite, results: Results[Timed]) -> tuple[list[str], Cells[Timed]]:
-    methods = method_names(suite)
-    header = ["mesh", "ops", "nodes", "left", *(f"{name} s" for name in methods)]
-    header += [f"{name} gap" for name in methods]
-    header += [f"{name} ÷ {methods[-1]}" for name in methods[:-1]]
-
-    def cells(row: BenchRow, found: Timed) -> list[list[str]]:
-        mesh = " × ".join(map(str, found.mesh.values()))
-        mesh += "" if row.mesh else " (chosen)"
-        line = [mesh, *(f"{n:,}" for n in (found.num_ops, *found.num_nodes))]
-        last = found.step_s.get(methods[-1])
-        line += [_number(found.plan_s.get(name), "{:.3g}") for name in methods]
-        line += [_number(found.gap.get(name), "{:.1%}") for name in methods]
-        for name in methods[:-1]:
-            step_s = found.step_s.get(name)
-            ratio = None if step_s is None or not last else step_s / last
-            line.append(_number(ratio, "{:.3f}"))
-        return [[*line, format_bytes(found.peak_bytes), f"{found.yardstick_s:.2f}"]]
-
-    return [*header, "held", "yardstick s"], cells
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)
+def _cells(row: BenchRow, found: Timed) -> Cells:
+    names = [m.name for m in row.methods]
+    last, steps = names[-1], found.step_s
+    mesh = " × ".join(map(str, found.mesh.values()))
+    whole, left = found.num_nodes
+    yield {
+        "mesh": mesh if row.mesh else f"{mesh} (chosen)",
+        "ops": f"{found.num_ops:,}",
+        "nodes": f"{whole:,}",
+        "left": f"{left:,}",
+        **{f"{n} s": f"{s:.3g}" for n, s in found.plan_s.items()},
+        **{f"{n} gap": f"{gap:.1%}" for n, gap in found.gap.items()},
+        **{
+            f"{n} ÷ {last}": f"{steps[n] / steps[last]:.3f}"
+            for n in names[:-1]
+            if n in steps and steps.get(last)
+        },
+        "held": format_bytes(found.peak_bytes),
+        "yardstick s": f"{found.yardstick_s:.2f}",
+    }
 
 
 def _summary(suite: str, found: Found[Timed]) -> tuple[str, ...]:
@@ -159,7 +154,7 @@ PLAN: RowKind[Timed] = RowKind(
     line=lambda found: ", ".join(
         f"{name} {format_seconds(s)}" for name, s in found.plan_s.items()
     ),
-    table=_table,
+    cells=_cells,
     notes=f"Seconds of planning, tracing excluded: medians of {SAMPLES} processes. The"
     " gap is how far the predicted step may be above the best of plans that treat"
     " repeated layers alike, proved by a lower bound. `nodes` choose in the whole"

@@ -8,7 +8,7 @@ speed of the machine, so that tables of different hours are comparable.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -62,8 +62,8 @@ Results = Sequence[RowResult[T]]
 Found = Sequence[tuple[BenchRow, T]]
 """The rows that have a result, with it."""
 
-Cells = Callable[[BenchRow, T], Iterable[Sequence[str]]]
-"""Function from a row and its result to the cells of its lines in the table."""
+Cells = Iterable[Mapping[str, str]]
+"""Of each line in the table: column → its text."""
 
 
 def the_only(samples: Sequence[T]) -> T:
@@ -82,8 +82,8 @@ class RowKind(Generic[T]):
       measure: measures a row in the child process.
       read: builds a row's result from those of its processes.
       line: formats the result in a line.
-      table: header of the report's table, and cells of a row's lines, without the
-        workload and the target, which come first.
+      cells: the lines of a row in the report's table, without the workload and the
+        target, which come first; columns are in the order of the longest line.
       notes: how the figures of the table were measured.
       summary: name of the suite and results → lines for the README, and below the
         table.
@@ -98,7 +98,7 @@ class RowKind(Generic[T]):
     measure: Callable[[BenchRow], Any]
     read: Callable[[Sequence[Any]], T]
     line: Callable[[T], str]
-    table: Callable[[Suite, Results[T]], tuple[Sequence[str], Cells[T]]]
+    cells: Callable[[BenchRow, T], Cells]
     notes: str
     summary: Callable[[str, Found[T]], Iterable[str]]
     plot: Callable[[Results[T]], str] | None = None
@@ -121,21 +121,23 @@ class RowKind(Generic[T]):
           results: results of all its rows.
           command: the command that repeats the run.
         """
-        own, cells = self.table(suite, results)
-        header = ["workload", "target", *own]
-        lines: list[list[str]] = []
-        for r in results:
-            every: Iterable[Sequence[str]] = [[r.error.partition("\n")[0]]]
-            if r.found is not None:
-                every = cells(r.row, r.found)
-            for line in every:
-                padding = [""] * (len(own) - len(line))
-                lines.append([r.row.workload, r.row.target, *line, *padding])
+        told = [
+            (r, [] if r.found is None else list(self.cells(r.row, r.found)))
+            for r in results
+        ]
+        # A line without a result may lack columns in the middle.
+        longest = sorted((x for _, every in told for x in every), key=len, reverse=True)
+        own = list(dict.fromkeys(k for line in longest for k in line)) or ["result"]
+        lines = [
+            [r.row.workload, r.row.target, *(line.get(k, "") for k in own)]
+            for r, every in told
+            for line in every or [{own[0]: r.error.partition("\n")[0]}]
+        ]
         parts = [f"![{self.plot_title}]({suite.name}.svg)"] if self.plot else []
         made_with = versions_line(versions())
         parts += [
             f"Suite `{suite.name}`: `{command}`. Made with {made_with}.",
-            markdown_table(header, lines, left=3),
+            markdown_table(["workload", "target", *own], lines, left=3),
             self.notes,
             *(f"- {line}" for line in self.lines(suite.name, results)),
         ]

@@ -21,7 +21,7 @@ from rhino_jax.bench.rows.row_run import (
     the_only,
     yardstick_s,
 )
-from rhino_jax.bench.suite import BenchRow, Suite, model_of
+from rhino_jax.bench.suite import BenchRow, model_of
 from rhino_jax.hardware.files import load_target
 from rhino_jax.planner.search.passes import PASSES, measured_passes
 from rhino_jax.units import format_seconds, format_share
@@ -107,28 +107,20 @@ def devices_of(row: BenchRow) -> int:
     return count
 
 
-def _table(
-    suite: Suite, results: Results[ScaledPlan]
-) -> tuple[list[str], Cells[ScaledPlan]]:
-    passes = [p.name for p in PASSES] + [_OTHER]
-    header = ["mesh", "layers", "devices", "stages", "m", "step", "gap", *passes]
-
-    def cells(row: BenchRow, found: ScaledPlan) -> list[list[str]]:
-        line = [
-            " × ".join(map(str, found.mesh.values())),
-            str(layers_of(row)),
-            f"{devices_of(row):,}",
-            str(found.stages),
-            str(found.micro_batches),
-            format_seconds(found.step_s),
-            format_share(found.gap),
-            *(f"{found.cpu_s.get(name, 0.0):.1f}" for name in passes),
-            f"{found.total_s:.1f}",
-            f"{found.yardstick_s:.2f}",
-        ]
-        return [line]
-
-    return [*header, "CPU s", "yardstick s"], cells
+def _cells(row: BenchRow, found: ScaledPlan) -> Cells:
+    passes = [*(p.name for p in PASSES), _OTHER]
+    yield {
+        "mesh": " × ".join(map(str, found.mesh.values())),
+        "layers": str(layers_of(row)),
+        "devices": f"{devices_of(row):,}",
+        "stages": str(found.stages),
+        "m": str(found.micro_batches),
+        "step": format_seconds(found.step_s),
+        "gap": format_share(found.gap),
+        **{name: f"{found.cpu_s.get(name, 0.0):.1f}" for name in passes},
+        "CPU s": f"{found.total_s:.1f}",
+        "yardstick s": f"{found.yardstick_s:.2f}",
+    }
 
 
 def _summary(suite: str, found: Found[ScaledPlan]) -> tuple[str, ...]:
@@ -241,7 +233,7 @@ SCALE: RowKind[ScaledPlan] = RowKind(
     line=lambda found: (
         f"{found.total_s:.1f} CPU s, step {format_seconds(found.step_s)}"
     ),
-    table=_table,
+    cells=_cells,
     notes="Planned with nothing specified but the hardware, once each, in a process of"
     " its own; CPU seconds of all its threads, by pass (those of all meshes, stages and"
     f" variants together). The yardstick is what {ADDITIONS // 10**6} million additions"

@@ -6,14 +6,14 @@ import os
 import socket
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.methods import SCHEDULES
-from rhino_jax.bench.rows.row_run import Cells, Found, Results, RowKind, the_only
-from rhino_jax.bench.suite import BenchRow, Suite
+from rhino_jax.bench.rows.row_run import Cells, Found, RowKind, the_only
+from rhino_jax.bench.suite import BenchRow
 from rhino_jax.bench.tables.figures import format_ms, format_span
 from rhino_jax.hardware.files import load_target
 from rhino_jax.passes.staged.step import TaskKind
@@ -250,25 +250,19 @@ def _line(found: Piped) -> str:
     return f"simulated ÷ measured (with the host's work): {', '.join(parts)}"
 
 
-def _table(suite: Suite, results: Results[Piped]) -> tuple[list[str], Cells[Piped]]:
-    header = ["schedule", "ms a task", "host ms a task", "ms", "simulated ÷ measured"]
-    header += ["with the host's work", "one device ÷ this", "one process ms"]
-
-    def cells(row: BenchRow, found: Piped) -> Iterator[list[str]]:
-        for case in found.cases:
-            yield [
-                case.schedule,
-                format_ms(case.task_s),
-                format_ms(case.host_s),
-                format_ms(case.apart_s),
-                f"{case.apart_ratio:.2f}",
-                f"{case.hosted_ratio:.2f}",
-                f"{found.one_device_s / case.apart_s:.2f}",
-                format_ms(case.together_s),
-                f"{case.together_ratio:.2f}",
-            ]
-
-    return [*header, "simulated ÷ measured there"], cells
+def _cells(row: BenchRow, found: Piped) -> Cells:
+    for case in found.cases:
+        yield {
+            "schedule": case.schedule,
+            "ms a task": format_ms(case.task_s),
+            "host ms a task": format_ms(case.host_s),
+            "ms": format_ms(case.apart_s),
+            "simulated ÷ measured": f"{case.apart_ratio:.2f}",
+            "with the host's work": f"{case.hosted_ratio:.2f}",
+            "one device ÷ this": f"{found.one_device_s / case.apart_s:.2f}",
+            "one process ms": format_ms(case.together_s),
+            "simulated ÷ measured there": f"{case.together_ratio:.2f}",
+        }
 
 
 def _summary(suite: str, found: Found[Piped]) -> tuple[str, ...]:
@@ -290,7 +284,7 @@ STAGES: RowKind[Piped] = RowKind(
     measure=run_stages,
     read=the_only,
     line=_line,
-    table=_table,
+    cells=_cells,
     notes="Stages in processes that have a core each, one device in each; then in one"
     " process, where they share XLA:CPU's threads. Simulated: with the median of what"
     " each task took when it was waited for, before and after; links as the hardware"
