@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class RhinoError(Exception):
@@ -174,17 +174,18 @@ def check_keys(
     Args:
       error: class of the error to raise.
       what: the file or table, at the start of the message.
-      keys: keys that are present.
+      keys: keys that are present, perhaps with their values.
       known: keys that are accepted.
       where: the file or call.
     """
     known = tuple(known)
     for key in keys:
         if key not in known:
+            got = f"; got {keys[key]!r}" if isinstance(keys, Mapping) else ""
             raise error(
                 f"{what} has an unknown key `{key}`.{nearest(key, known)}",
                 where=f"{where}, key `{key}`",
-                numbers=f"known: {', '.join(known)}",
+                numbers=f"known: {', '.join(known)}{got}",
                 fix=f"remove or rename `{key}`.",
             )
 

@@ -11,65 +11,24 @@ mesh and `pins` from a parameter's path to the stage that reads it.
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, replace
 from typing import Any
 
-from rhino_jax.errors import RhinoError, check_keys, nearest
+from rhino_jax.errors import RhinoError, check_keys
 from rhino_jax.models.config import ModelConfigError
 from rhino_jax.models.workload import Workload
 from rhino_jax.units import parse_bytes
+from rhino_jax.utils.checked_table import CheckedTable, is_number
 
 
 class BenchError(RhinoError, ValueError):
     """A suite is malformed, or a benchmark cannot run as requested."""
 
 
-@dataclass(frozen=True, slots=True)
-class FilePlace:
-    """Location in a file, for errors on its values."""
-
-    file: str
-    what: str
-
-    def check(
-        self,
-        is_good: bool,
-        key: str,
-        value: Any,
-        expected: str,
-        known: Sequence[str] = (),
-    ) -> None:
-        if is_good:
-            return
-        close = nearest(value, known) if isinstance(value, str) else ""
-        raise BenchError(
-            f"{self.what}: `{key}` is not {expected}.{close}",
-            where=f"{self.file}, key `{key}`",
-            numbers=f"got {value!r}"
-            + (f", known: {', '.join(known)}" if known else ""),
-            fix=f"change `{key}`.",
-        )
-
-    def check_keys(
-        self, table: Mapping[str, Any], known: Sequence[str], required: Sequence[str]
-    ) -> None:
-        check_keys(BenchError, self.what, table, known, self.file)
-        for key in required:
-            if key not in table:
-                raise BenchError(
-                    f"{self.what} has no `{key}`.",
-                    where=self.file,
-                    numbers=f"required: {', '.join(required)}",
-                    fix=f"add the key `{key}`.",
-                )
-
-
-def is_number(value: Any, least: float = 0, most: float = math.inf) -> bool:
-    """Whether a value is a number, and no bool, in a range."""
-    is_real = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_real and least <= value <= most
+def suite_table(entries: Mapping[str, Any], file: str, what: str) -> CheckedTable:
+    """Return a table of a suite's file, for errors on its values."""
+    return CheckedTable(entries, what, file, BenchError)
 
 
 def _is_names(value: Any) -> bool:
@@ -98,12 +57,13 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 """Key of a row → whether a value is valid, and what is expected."""
 
 
-def check_values(row: Mapping[str, Any], at: FilePlace) -> None:
+def check_values(at: CheckedTable) -> None:
     """Check the values of a row that are valid or not by themselves.
 
     Raises:
       BenchError: a value is invalid, or two limits of memory are given.
     """
+    row = at.entries
     for key, (is_good, expected) in _EXPECTED.items():
         if key in row:
             at.check(is_good(row[key]), key, row[key], expected)
@@ -175,7 +135,7 @@ class PlanOutline:
         }
 
 
-def parse_solution(table: Any, devices: int, at: FilePlace) -> PlanOutline | None:
+def parse_solution(table: Any, devices: int, at: CheckedTable) -> PlanOutline | None:
     """Return the checked solution of a row; None if the row has none.
 
     Args:
@@ -189,9 +149,9 @@ def parse_solution(table: Any, devices: int, at: FilePlace) -> PlanOutline | Non
     if table is None:
         return None
     at.check(isinstance(table, dict), "alpa", table, "a table")
-    keys = ("stages", "microbatches", "mesh", "pins")
-    at.check_keys(table, keys, required=keys[:2])
-    stages, count = table["stages"], table["microbatches"]
+    at = replace(at, entries=table)
+    at.refuse_unknown(("stages", "microbatches", "mesh", "pins"))
+    stages, count = table.get("stages", MISSING), table.get("microbatches", MISSING)
     is_list = isinstance(stages, list) and all(map(_is_count, stages))
     is_whole = is_list and sum(stages) == devices
     at.check(is_whole, "stages", stages, f"a list of devices, {devices} together")
@@ -208,7 +168,7 @@ def parse_solution(table: Any, devices: int, at: FilePlace) -> PlanOutline | Non
 
 
 def _is_count(value: Any, least: int = 1) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return isinstance(value, int) and is_number(value, least)
 
 
 def _is_table(value: Any, least: int) -> bool:

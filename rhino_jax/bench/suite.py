@@ -36,25 +36,25 @@ import json
 import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from rhino_jax.bench import holdout, newcomers
 from rhino_jax.bench.checks import (
     BenchError,
-    FilePlace,
     PlanOutline,
     built,
     check_values,
-    is_number,
     parse_solution,
+    suite_table,
 )
 from rhino_jax.bench.methods import ALPA, ShardingMethod, parse_method
 from rhino_jax.errors import RhinoError, nearest
 from rhino_jax.hardware.files import configs_dir, load_target
 from rhino_jax.models import registry
 from rhino_jax.models.workload import Workload
+from rhino_jax.utils.checked_table import CheckedTable, is_number
 
 
 KINDS = ("compile", "clock", "device", "plan", "pipelines", "scale", "stages", "calls")
@@ -224,19 +224,19 @@ def parse_suite(table: Mapping[str, Any], *, name: str, file: str) -> Suite:
     Raises:
       BenchError: a key is unknown, missing, or has an invalid value.
     """
-    at = FilePlace(file, "the suite")
-    at.check_keys(table, ("kind", "timeout_s", "methods", "rows"), required=("rows",))
+    at = suite_table(table, file, "the suite")
+    at.refuse_unknown(("kind", "timeout_s", "methods", "rows"))
     kind = table.get("kind", "compile")
     at.check(kind in KINDS, "kind", kind, " or ".join(map(repr, KINDS)))
     timeout_s = table.get("timeout_s", 900)
     is_positive = is_number(timeout_s) and timeout_s > 0
     at.check(is_positive, "timeout_s", timeout_s, "a number of seconds > 0")
-    rows = table["rows"]
+    rows = table.get("rows", MISSING)
     is_list = isinstance(rows, list) and all(isinstance(r, dict) for r in rows)
     at.check(is_list and bool(rows), "rows", rows, "one or more tables [[rows]]")
     methods = table.get("methods")
     parsed = tuple(
-        _parse_row(row, methods, FilePlace(file, f"row {i} of the suite"))
+        _parse_row(suite_table(row, file, f"row {i} of the suite"), methods)
         for i, row in enumerate(_each_target(rows), start=1)
     )
     seen: dict[str, int] = {}
@@ -266,12 +266,15 @@ def _each_target(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any
 _ROW_KEYS = tuple(f.name for f in fields(BenchRow))
 
 
-def _parse_row(row: Mapping[str, Any], default: Any, at: FilePlace) -> BenchRow:
-    at.check_keys(row, _ROW_KEYS, required=("model", "regime", "target"))
-    model, regime, target = row["model"], row["regime"], row["target"]
+def _parse_row(at: CheckedTable, default: Any) -> BenchRow:
+    row = at.entries
+    at.refuse_unknown(_ROW_KEYS)
+    model, regime, target = (
+        row.get(key, MISSING) for key in ("model", "regime", "target")
+    )
     at.check(model in model_names(), "model", model, "a model", model_names())
     at.check(regime in REGIMES, "regime", regime, " or ".join(map(repr, REGIMES)))
-    check_values(row, at)
+    check_values(at)
     overrides, mesh = row.get("overrides", {}), row.get("mesh", {})
     methods = row.get("methods", default)
     is_list = isinstance(methods, list) and bool(methods)

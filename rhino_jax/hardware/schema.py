@@ -86,165 +86,32 @@ topology = "switch"                 # optional: "ring", "line", "switch" or "bar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, replace
+from typing import Any
 
-from rhino_jax.errors import HardwareError, nearest
+from rhino_jax.errors import HardwareError
 from rhino_jax.hardware.target import AxisLink, Device, KernelRates, Target, Tier
+from rhino_jax.utils.checked_table import CheckedTable
 
-
-Record = TypeVar("Record")
 
 _PER_S, _UP_TO_1 = "operations per second, above 0", "a number above 0 and at most 1"
-_NUMBERS = {
-    "_efficiency": (_UP_TO_1, 1.0),
-    "_gradient_share": (_UP_TO_1, 1.0),
-    "reserve_share": ("a share in [0, 0.9]", 0.9),
-    "_share": ("a share in [0, 1]", 1.0),
-    "bytes_per_s": ("bytes per second, above 0", math.inf),
-    "ops_per_s": (_PER_S, math.inf),
-    "_hz": ("cycles per second, above 0", math.inf),
-    "_s": ("seconds, at least 0", math.inf),
-    "_ops": ("operations, above 0", math.inf),
-    "_passes": ("passes, at least 0", math.inf),
-    "_per_hour": ("a price, at least 0", math.inf),
-}
-"""End of the name of a number → what it may be, and the largest."""
+_NUMBERS = (
+    ("_efficiency", _UP_TO_1, 1.0),
+    ("_gradient_share", _UP_TO_1, 1.0),
+    ("reserve_share", "a share in [0, 0.9]", 0.9),
+    ("_share", "a share in [0, 1]", 1.0),
+    ("bytes_per_s", "bytes per second, above 0", math.inf),
+    ("ops_per_s", _PER_S, math.inf),
+    ("_hz", "cycles per second, above 0", math.inf),
+    ("_s", "seconds, at least 0", math.inf),
+    ("_ops", "operations, above 0", math.inf),
+    ("_passes", "passes, at least 0", math.inf),
+    ("_per_hour", "a price, at least 0", math.inf),
+)
+"""Of numbers with these ends of their names: what they may be, and the largest."""
 
 _LEAST = {"size": 2, "on_chip_bytes": 0, "systolic_array": 0, "wrap_multiple": 0}
-"""Smallest value of whole numbers that is not 1."""
-
-_PAIRS = {
-    "tile": "rows and lanes, as [8, 128]",
-    "conv_tile": "input and output channels, as [32, 128]",
-}
-
-
-def _is_whole(value: Any, least: int) -> bool:
-    """Whether a value is an integer in a range; `5e9` is one."""
-    is_whole = isinstance(value, int) or (
-        isinstance(value, float) and value.is_integer()
-    )
-    return is_whole and not isinstance(value, bool) and value >= least
-
-
-def _all(kind: type, value: Any) -> bool:
-    """Whether a value is a list of texts, or of whole numbers of at least 1."""
-    is_list = isinstance(value, list) and all(type(x) is kind for x in value)
-    return is_list and (kind is str or min(value, default=1) >= 1)
-
-
-def _format(name: str, hint: Any) -> tuple[str, Callable[[Any], bool], Any]:
-    """Return what a key must be, whether a value is that, and its conversion.
-
-    Args:
-      name: the key, whose end is its unit (`_NUMBERS`).
-      hint: the type of the field.
-    """
-    own = {hint, *get_args(hint)}
-    if get_origin(hint) is Literal:
-        return " or ".join(f'"{w}"' for w in get_args(hint)), own.__contains__, str
-    if hint is bool:
-        return "true or false", lambda x: isinstance(x, bool), bool
-    if hint is str:
-        return "a text", lambda x: isinstance(x, str) and x != "", str
-    if hint == tuple[str, ...]:
-        return "a list of texts", lambda x: _all(str, x), tuple
-    if hint == tuple[int, ...]:
-        return "a list of whole numbers, as [4, 4]", lambda x: _all(int, x), tuple
-    if int in own:
-        least = _LEAST.get(name, 1)
-        expected = f"a whole number of at least {least}"
-        return expected, lambda x: _is_whole(x, least), int
-    expected, most = next(x for end, x in _NUMBERS.items() if name.endswith(end))
-    return expected, lambda x: _is_number(x, expected, most), float
-
-
-def _is_number(value: Any, expected: str, most: float) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # Written so that NaN fails.
-    return is_number and 0 <= value <= most and (value > 0 or "above 0" not in expected)
-
-
-@dataclass(frozen=True, slots=True)
-class TomlTable:
-    """A table of the file.
-
-    Attributes:
-      file: name of the file, for errors.
-      path: keys that lead to the table, joined by dots; empty for the whole file.
-      entries: its keys and values.
-    """
-
-    file: str
-    path: str
-    entries: Mapping[str, Any]
-
-    def key(self, name: str) -> str:
-        return f"{self.path}.{name}" if self.path else name
-
-    def fail(
-        self, name: str, expected: str, got: object = MISSING, fix: str = ""
-    ) -> HardwareError:
-        """Return the error of a key that is not what it must be, or missing."""
-        key = self.key(name)
-        shown = "nothing" if got is MISSING else repr(got)
-        what = "is missing" if got is MISSING else "is not what it must be"
-        return HardwareError(
-            f"hardware file: `{key}` {what}.",
-            where=f"{self.file}, key `{key}`",
-            numbers=f"expected {expected}, got {shown}",
-            fix=fix or f"set `{key}` to {expected}.",
-        )
-
-    def refuse_unknown(self, known: Iterable[str]) -> None:
-        known = tuple(known)
-        for name, value in self.entries.items():
-            if name not in known:
-                raise HardwareError(
-                    f"hardware file: `{self.key(name)}` is not a known key.",
-                    where=f"{self.file}, key `{self.key(name)}`",
-                    numbers=f"expected one of {', '.join(known)}, got"
-                    f" {name} = {value!r}",
-                    fix=f"remove or rename it.{nearest(name, known)}",
-                )
-
-    def get(self, name: str, hint: Any, default: Any = MISSING, unit: str = "") -> Any:
-        """Return a checked value.
-
-        Args:
-          name: the key.
-          hint: its type.
-          default: value of an absent key; MISSING: there must be one.
-          unit: a name that ends as the key's unit does; empty: the key's own.
-        """
-        expected, is_good, convert = _format(unit or name, hint)
-        value = self.entries.get(name, MISSING)
-        if value is MISSING and default is not MISSING:
-            return default
-        if not is_good(value):
-            raise self.fail(name, expected, value)
-        if name in _PAIRS and len(value) not in (0, 2):
-            raise self.fail(name, _PAIRS[name], value)
-        return convert(value)
-
-    def values(self, kind: type, names: Iterable[str]) -> dict[str, Any]:
-        """Return the values of some fields of a record, or their defaults."""
-        hints, known = get_type_hints(kind), {f.name: f for f in fields(kind)}
-        return {n: self.get(n, hints[n], known[n].default) for n in names}
-
-    def record(self, kind: type[Record]) -> Record:
-        """Return the record that the table, and nothing but it, describes."""
-        names = tuple(get_type_hints(kind))
-        self.refuse_unknown(names)
-        return kind(**self.values(kind, names))
-
-    def table(self, name: str) -> TomlTable:
-        value = self.entries.get(name, MISSING)
-        if not isinstance(value, Mapping):
-            raise self.fail(name, "a table", value, f"write [{self.key(name)}].")
-        return TomlTable(self.file, self.key(name), value)
 
 
 _DTYPES = (
@@ -273,7 +140,9 @@ def parse_target(entries: Mapping[str, Any], *, file: str, name: str) -> Target:
     Raises:
       HardwareError: a key is missing, unknown, or has a wrong value.
     """
-    top = TomlTable(file, "", entries)
+    top = CheckedTable(
+        entries, "hardware file", file, HardwareError, numbers=_NUMBERS, least=_LEAST
+    )
     top.refuse_unknown(
         ("name", "device_kinds", *_DEVICE, *_TABLES, "memory", "tiers", "links")
     )
@@ -286,7 +155,7 @@ def parse_target(entries: Mapping[str, Any], *, file: str, name: str) -> Target:
     )
 
 
-def _parse_device(top: TomlTable) -> Device:
+def _parse_device(top: CheckedTable) -> Device:
     memory, peaks = top.table("memory"), top.table("peak_flops_per_s")
     memory.refuse_unknown(_MEMORY)
     peaks.refuse_unknown(_DTYPES)
@@ -296,7 +165,10 @@ def _parse_device(top: TomlTable) -> Device:
         top.get(name, float)
     rates = KernelRates()
     if "kernels" in top.entries:
-        rates = top.table("kernels").record(KernelRates)
+        table = top.table("kernels")
+        rates = table.record(KernelRates)
+        _check_pair(table, "conv_tile", "input and output channels, as [32, 128]")
+    _check_pair(memory, "tile", "rows and lanes, as [8, 128]")
     return Device(
         peak_flops_per_s=tuple(
             (dtype, peaks.get(dtype, float, unit="ops_per_s"))
@@ -309,7 +181,13 @@ def _parse_device(top: TomlTable) -> Device:
     )
 
 
-def _parse_tiers(top: TomlTable) -> tuple[Tier, ...]:
+def _check_pair(table: CheckedTable, name: str, expected: str) -> None:
+    """Refuse a list of another length than two."""
+    pair = table.get(name, tuple[int, ...], ())
+    table.check(len(pair) in (0, 2), name, list(pair), expected)
+
+
+def _parse_tiers(top: CheckedTable) -> tuple[Tier, ...]:
     value = top.entries.get("tiers", MISSING)
     if not isinstance(value, list) or not value:
         raise top.fail("tiers", "at least one table [[tiers]]", value)
@@ -318,12 +196,12 @@ def _parse_tiers(top: TomlTable) -> tuple[Tier, ...]:
         if not isinstance(entries, Mapping):
             raise top.fail(f"tiers[{i}]", "a table", entries, "write [[tiers]].")
         within = tiers[-1].size if tiers else 1
-        table = TomlTable(top.file, f"tiers[{i}]", entries)
+        table = replace(top, entries=entries, path=f"tiers[{i}]")
         tiers.append(_parse_tier(table, within, is_last=i == len(value) - 1))
     return tuple(tiers)
 
 
-def _parse_tier(table: TomlTable, within: int | None, *, is_last: bool) -> Tier:
+def _parse_tier(table: CheckedTable, within: int | None, *, is_last: bool) -> Tier:
     """Parse a tier whose domains contain groups of `within` devices."""
     tier = table.record(Tier)
     size, dims, rank = tier.size, tier.dims, tier.rank or len(tier.dims)
@@ -353,6 +231,5 @@ def _parse_tier(table: TomlTable, within: int | None, *, is_last: bool) -> Tier:
                          " within", size)  # fmt: skip
     least = size or 2
     if tier.largest is not None and tier.largest < least:
-        expected = f"a whole number of at least {least}"
-        raise table.fail("largest", expected, tier.largest)
+        raise table.fail("largest", f"a whole number >= {least}", tier.largest)
     return replace(tier, size=size, rank=rank)

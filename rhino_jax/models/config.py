@@ -7,16 +7,15 @@ from the dataclass; `conflicts` checks constraints across several keys.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
-from rhino_jax.errors import RhinoError, check_keys
+from rhino_jax.errors import RhinoError
+from rhino_jax.utils.checked_table import CheckedTable
 
 
 class ModelConfigError(RhinoError, ValueError):
@@ -126,68 +125,11 @@ def build(config_type: type[ConfigT], table: Mapping[str, Any], where: str) -> C
     Raises:
       ModelConfigError: a key is unknown, missing, or has an invalid value.
     """
-    hints = typing.get_type_hints(config_type)
-    fields = {f.name: f for f in dataclasses.fields(config_type)}
-    check_keys(ModelConfigError, "the model config", table, fields, where)
-    for name, field in fields.items():
-        if field.default is dataclasses.MISSING and name not in table:
-            raise ModelConfigError(
-                f"the model config has no `{name}`.",
-                where=where,
-                numbers=f"expected: {name} = <{expectation(hints[name])}>",
-                fix=f"add the key `{name}`.",
-            )
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        values[key] = tuple(value) if isinstance(value, list) else value
-        if not fits(values[key], hints[key]):
-            raise _bad_value(key, value, expectation(hints[key]), where)
-        if hints[key] is float:
-            values[key] = float(value)
-    config = config_type(**values)
+    checked = CheckedTable(table, "the model config", where, ModelConfigError)
+    config = checked.record(config_type)
     for key, expected in config.conflicts():
-        raise _bad_value(key, getattr(config, key), expected, where)
+        raise checked.fail(key, expected, getattr(config, key))
     return config
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value from TOML is valid for a field of this type."""
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
-    if get_origin(hint) is tuple:
-        element = get_args(hint)[0]
-        return (
-            isinstance(value, tuple)
-            and bool(value)
-            and all(fits(v, element) for v in value)
-        )
-    if hint is bool:
-        return isinstance(value, bool)
-    if isinstance(value, bool):
-        return False
-    if hint is int:
-        return isinstance(value, int) and value >= 1
-    return isinstance(value, int | float) and 0 <= value < math.inf
-
-
-def expectation(hint: Any) -> str:
-    """Describe the values that `fits` accepts."""
-    if get_origin(hint) is Literal:
-        return " or ".join(repr(choice) for choice in get_args(hint))
-    if get_origin(hint) is tuple:
-        return f"a list, each element {expectation(get_args(hint)[0])}"
-    if hint is bool:
-        return "true or false"
-    return "a whole number >= 1" if hint is int else "a finite number >= 0"
-
-
-def _bad_value(key: str, value: Any, expected: str, where: str) -> ModelConfigError:
-    return ModelConfigError(
-        f"the model config's `{key}` is not {expected}.",
-        where=f"{where}, key `{key}`",
-        numbers=f"got {value!r}, expected {expected}",
-        fix=f"change `{key}`.",
-    )
 
 
 def read(path: Path) -> dict[str, Any]:
