@@ -72,15 +72,15 @@ class Comparison:
     least_s: float = 0.0
     worth_s: float = math.inf
     full: set[tuple[int, ...]] = field(default_factory=set)
-    left_s: float = LIMITS.meshes_s
+    left_s: float = field(init=False)
     cells: Counter[int] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
     untimely: int = 0
     nothing_fits: bool = False
 
     def __post_init__(self) -> None:
-        if self.request.time_limit_s is not None:
-            self.left_s = LIMITS.meshes_share * self.request.time_limit_s
+        limit_s, share = self.request.time_limit_s, LIMITS.meshes_share
+        self.left_s = LIMITS.meshes_s if limit_s is None else share * limit_s
 
     def _may_try(self, num_axes: int) -> bool:
         """Whether to try a mesh of so many axes; if so, deduct its time."""
