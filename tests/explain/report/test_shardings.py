@@ -70,10 +70,13 @@ def test_labels_of_areas_tell_them_apart() -> None:
     roots = ("params", "s[0].mu", "s[0].nu")
     paths = [f"{root}['blocks']['mlp']['up']" for root in roots]
     whats = [f"{n} × residuals of the scan f32[{n},8] m.py:7 (f)" for n in (2, 4)]
-    labels = _labels([Area(name, 8, "", True) for name in (*paths, *whats)])
+    reads = [f"dot f32[8] m.py:7 (f), reading {x}" for x in ("x", "params['up']")]
+    areas = [Area(name, 8, "", True) for name in (*paths, *whats, *reads)]
+    labels = _labels(areas)
     shown = [[label for label in every if len(label) <= 12] for every in labels]
     assert [x[0] for x in shown[:3]] == ["params…up", "mu…up", "nu…up"]
-    assert [x[0] for x in shown[3:]] == ["f32[2,8]", "f32[4,8]"]
+    assert [x[0] for x in shown[3:5]] == ["f32[2,8]", "f32[4,8]"]
+    assert [x[-1] for x in labels[5:]] == ["dot reading x", "dot reading params['up']"]
     every = [label for area in labels for label in area]
     assert len(every) == len(set(every))
 

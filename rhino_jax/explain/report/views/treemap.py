@@ -180,10 +180,12 @@ def _forms(name: str) -> Iterator[str]:
     """Yield a name, and shorter forms of it.
 
     Of a path these are its last keys, and one earlier key with the last, as `mu…up`; of
-    an activation, what made it with its line, and its type.
+    an activation, what made it with its line or with what it read, and its type.
     """
     yield name
     words = name.split(" ")
+    if ", " in name:
+        yield f"{words[0]} {name.rpartition(', ')[2]}"
     if len(words) > 1:
         whole = [i for i, word in enumerate(words) if word.endswith("]")]
         for i in whole[:1]:
