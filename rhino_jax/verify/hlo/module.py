@@ -188,7 +188,6 @@ class Module:
       computations: by name.
       entry: name of the entry computation.
       num_partitions: number of devices that the program runs on.
-      is_scheduled: whether the printed order is the run order.
       loops: body or condition of a `while` → (computation, name) of the `while`;
         without computations that several loops share.
       while_trips: source line of a loop that data may end → trip counts that it was
@@ -198,7 +197,6 @@ class Module:
     computations: Mapping[str, Computation]
     entry: str
     num_partitions: int
-    is_scheduled: bool
     loops: Mapping[str, tuple[str, str]]
     while_trips: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
@@ -313,7 +311,6 @@ def parse_module(text: str) -> Module:
         computations,
         entry,
         int(partitions.group(1)) if partitions else 1,
-        "is_scheduled=true" in header,
         _loops(computations),
     )
 

@@ -6,25 +6,15 @@ of trips times seconds. Where the compiler estimates cycles (XLA:TPU) a run take
 kernel launch where the compiler estimates no cycles. Collectives are costed by their
 bytes on the wire and the links that their axes lie on.
 
-XLA:GPU and XLA:CPU start and await collectives in the printed order, which is simulated
-(`schedule`) with two resources: the device computes, and its links run one collective
-after another. A synchronous collective blocks both. An asynchronous one starts when it
-is reached and the links are free, and its `-done` waits for it; so it overlaps with the
-compute between its start and its end, and with no other. A loop's body is simulated
-once and takes trips times as long.
-
-XLA:TPU spreads collectives over fusions and loops, and runs them on engines of their
-own: synchronous ones add to the compute, the others overlap with any of it,
-
-    step = max(compute + synchronous collectives, all collectives)
+What of them compute hides is simulated (`schedule`).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,110 +26,18 @@ from rhino_jax.hardware.mesh import size_of
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.records import Collective, Predicted, WhileLoop
 from rhino_jax.verify.hlo.collectives.groups import map_mesh
-from rhino_jax.verify.hlo.collectives.read import read_collectives
+from rhino_jax.verify.hlo.collectives.read import CollectiveReader
 from rhino_jax.verify.hlo.collectives.repeated_sums import repeated_sums
-from rhino_jax.verify.hlo.loops import control_flow
 from rhino_jax.verify.hlo.module import Computation, Instruction, Module, parse_module
 from rhino_jax.verify.hlo.records import (
     Compilation,
-    CompiledCollective,
     CompiledKernel,
     OutOfMemory,
     Reading,
     rates_of,
 )
-from rhino_jax.verify.hlo.work import (
-    InstructionWork,
-    ProgramWork,
-    WorkReader,
-)
-
-
-CollectiveSeconds = Callable[[Computation, Instruction], float]
-"""Seconds of one run of a collective (of the start of an asynchronous one)."""
-
-
-def simulated_s(
-    module: Module, reader: WorkReader, collective_s: CollectiveSeconds
-) -> float:
-    """Return the seconds from the first instruction to the last.
-
-    Args:
-      module: a scheduled program.
-      reader: reads the program's work; its `seconds_of` gives the time.
-      collective_s: returns the seconds of one run of a collective.
-    """
-    return _ScheduleRun(module, reader, collective_s).run(module.entry)
-
-
-@dataclass(slots=True)
-class _Clock:
-    """The simulated time, in seconds.
-
-    Attributes:
-      now_s: time of the compute.
-      links_s: time at which the links are free again.
-      ends_s: asynchronous start → end time of its transfer.
-    """
-
-    now_s: float = 0.0
-    links_s: float = 0.0
-    ends_s: dict[str, float] = field(default_factory=dict)
-
-    def transfer(self, seconds: float) -> float:
-        """Start a transfer as soon as the links are free; return its end time."""
-        self.links_s = max(self.now_s, self.links_s) + seconds
-        return self.links_s
-
-    def wait(self, end_s: float) -> None:
-        self.now_s = max(self.now_s, end_s)
-
-    def follow(self, instruction: Instruction) -> None:
-        """Wait for the transfer that a `-done` ends; an `-update` only forwards it."""
-        for operand in instruction.operands:
-            if operand in self.ends_s:
-                if instruction.opcode.endswith("-done"):
-                    self.wait(self.ends_s[operand])
-                else:
-                    self.ends_s[instruction.name] = self.ends_s[operand]
-
-
-@dataclass(frozen=True, slots=True)
-class _ScheduleRun:
-    module: Module
-    reader: WorkReader
-    collective_s: CollectiveSeconds
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def run(self, name: str) -> float:
-        """Return the seconds of one run of a computation."""
-        if name not in self.seconds:
-            clock = _Clock()
-            computation = self.module.computations[name]
-            for instruction in computation:
-                self._run_one(clock, computation, instruction)
-            self.seconds[name] = max(clock.now_s, clock.links_s)
-        return self.seconds[name]
-
-    def _run_one(
-        self, clock: _Clock, computation: Computation, instruction: Instruction
-    ) -> None:
-        opcode = instruction.opcode
-        if self.reader.is_transfer(instruction):
-            end_s = clock.transfer(self.collective_s(computation, instruction))
-            if opcode.endswith("-start"):
-                clock.ends_s[instruction.name] = end_s
-            else:
-                clock.wait(end_s)
-        elif opcode.endswith(("-done", "-update")):
-            clock.follow(instruction)
-        elif opcode in ("while", "conditional", "call"):
-            flow = control_flow(self.module, computation, instruction)
-            once_s = max(sum(map(self.run, names)) for names in flow.branches)
-            clock.now_s += once_s * flow.trips
-        else:
-            for work in self.reader.read_one(computation, instruction):
-                clock.now_s += work.count * self.reader.seconds_of(work)
+from rhino_jax.verify.hlo.schedule import CollectiveSeconds, simulated_s
+from rhino_jax.verify.hlo.work import InstructionWork, ProgramWork, WorkReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,28 +84,19 @@ def work_s(target: Target, work: InstructionWork) -> float:
 
 
 def step_time(
-    module: Module,
-    target: Target,
-    collectives: Sequence[CompiledCollective],
-    collective_s: CollectiveSeconds,
+    module: Module, target: Target, collective_s: CollectiveSeconds
 ) -> tuple[ProgramWork, StepTime]:
     """Return work and time of a step.
 
     Args:
       module: the program.
       target: the hardware.
-      collectives: all of the program's collectives, with their seconds.
       collective_s: returns the seconds of one run of a collective.
     """
     reader = WorkReader(module, lambda work: work_s(target, work))
     work = reader.program()
     compute_s = sum(w.count * work_s(target, w) for w in work.items)
-    if work.cycles or not module.is_scheduled:
-        sync_s = sum(c.seconds for c in collectives if not c.is_async)
-        all_s = sum(c.seconds for c in collectives)
-        added_s = max(compute_s + sync_s, all_s) - compute_s
-    else:
-        added_s = simulated_s(module, reader, collective_s) - compute_s
+    added_s = simulated_s(module, reader, collective_s) - compute_s
     return work, StepTime(compute_s=compute_s, communication_s=max(0.0, added_s))
 
 
@@ -274,17 +163,14 @@ def read_compiled(
         return Reading(compiled=compiled, collectives=(), **stated)
     module = module_of(compilation, while_loops)
 
-    def collectives_of(of: Module) -> tuple[CompiledCollective, ...]:
-        return with_seconds(
-            read_collectives(of, mesh_axes, device_ids), mesh_axes, target
-        )
+    reader = CollectiveReader(module, map_mesh(mesh_axes, device_ids))
 
     def collective_s(computation: Computation, instruction: Instruction) -> float:
-        alone = _alone(module, computation, instruction)
-        return sum(c.seconds for c in collectives_of(alone))
+        once = reader.read_one(computation, instruction)
+        return sum(c.seconds for c in with_seconds(once, mesh_axes, target))
 
-    collectives = collectives_of(module)
-    work, time = step_time(module, target, collectives, collective_s)
+    collectives = with_seconds(reader.read_all(), mesh_axes, target)
+    work, time = step_time(module, target, collective_s)
     notes = list(work.notes)
     if work.cycles and target.device.clock_hz is None:
         notes.append(
@@ -346,29 +232,6 @@ def module_of(compilation: Compilation, while_loops: Iterable[WhileLoop]) -> Mod
     for loop in while_loops:
         trips[loop.source] = trips.get(loop.source, frozenset()) | {loop.trip_count}
     return replace(parse_module(compilation.hlo_text), while_trips=trips)
-
-
-def _alone(
-    module: Module, computation: Computation, instruction: Instruction
-) -> Module:
-    """Return a module that runs one instruction, once, on parameters."""
-    instructions = {
-        name: replace(
-            computation.instructions[name],
-            opcode="parameter",
-            operands=(str(i),),
-            attributes="",
-        )
-        for i, name in enumerate(instruction.operands)
-    }
-    # Without an op name, so that it is not taken for a part of a windowed einsum.
-    instructions[instruction.name] = replace(instruction, op_name="")
-    entry = Computation(computation.name, instructions, instruction.name)
-    return replace(
-        module,
-        computations={**module.computations, entry.name: entry},
-        entry=entry.name,
-    )
 
 
 _REMATERIALISED = re.compile(r"\[SPMD\] Involuntary full rematerialization\.?\s*(.*)")

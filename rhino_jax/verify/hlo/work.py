@@ -229,10 +229,13 @@ class WorkReader:
     def is_transfer(self, instruction: Instruction) -> bool:
         """Whether an instruction is a collective, starts one, or contains one."""
         opcode = instruction.opcode
-        if opcode in ("fusion", "fusion-start", "call-start", "async-start"):
-            return self._moves(instruction.called)
-        is_end = opcode.endswith(("-done", "-update"))
-        return not is_end and is_transfer_opcode(opcode)
+        if opcode.endswith(("-done", "-update")):
+            return False
+        if opcode == "fusion" or opcode.endswith("-start"):
+            called = called_names(instruction)
+            if any(self._moves(name) for name in called):
+                return True
+        return is_transfer_opcode(opcode)
 
     def _called(
         self, computation: Computation, instruction: Instruction

@@ -39,7 +39,6 @@ def test_computations_and_instructions() -> None:
     module = parse_module(MODULE)
     assert module.entry == "main"
     assert module.num_partitions == 4
-    assert module.is_scheduled
     assert set(module.computations) == {"add", "main"}
     main = module.computations["main"]
     assert main.root == "t.1"

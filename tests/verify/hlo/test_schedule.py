@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rhino_jax.verify.hlo.module import Computation, Instruction, parse_module
-from rhino_jax.verify.hlo.reading import simulated_s
+from rhino_jax.verify.hlo.schedule import simulated_s
 from rhino_jax.verify.hlo.work import InstructionWork, WorkReader
 
 
@@ -98,6 +98,80 @@ def test_a_computation_that_is_started_and_updated() -> None:
     body = _lines(start, _compute("a"), update, _compute("b"), done)
     assert _seconds(body, {"s": 9, "a": 3, "b": 3}) == 9
     assert _seconds(body, {"s": 5, "a": 3, "b": 3}) == 6
+
+
+def test_a_prepared_transfer_starts_with_its_data() -> None:
+    start = "  %s = ((), ()) custom-call-start(), called_computations={%gather}"
+    update = f"  %u = ({PAIR}) custom-call-update(%s, %a)"
+    done = "  %d = f32[8]{0} custom-call-done(%u)"
+    body = _lines(start, _compute("a"), update, _compute("b"), done)
+    assert _seconds(body, {"s": 5, "a": 3, "b": 2}) == 3 + 5
+    assert _seconds(body, {"s": 5, "a": 3, "b": 6}) == 3 + 6
+
+
+def test_what_is_sent_to_another_slice_hides_until_it_is_received() -> None:
+    body = _lines(
+        "  %t = token[] after-all()",
+        "  %s = (f32[4]{0}, u32[], token[]) send(%x, %t), channel_id=1",
+        "  %r = (f32[4]{0}, u32[], token[]) recv(%t), channel_id=2",
+        _compute("a"),
+        "  %rd = (f32[4]{0}, token[]) recv-done(%r), channel_id=2",
+        _compute("b"),
+        "  %sd = token[] send-done(%s), channel_id=1",
+    )
+    assert _seconds(body, {"s": 5, "r": 0, "a": 3, "b": 2}) == 5 + 2
+    assert _seconds(body, {"s": 5, "r": 0, "a": 6, "b": 2}) == 6 + 2
+
+
+_PARTS = ("start", "step", "done")
+
+
+def _chain(part: str, chain: str = "0") -> str:
+    """Return a fusion's computation that is a part of an all-gather's chain."""
+    gather = "f32[8]{0} all-gather(%p), replica_groups={{0,1}}, dimensions={0}"
+    ends = {
+        "start": f'({PAIR}) custom-call(%g), custom_call_target="AsyncCollectiveStart"',
+        "step": "(f32[4]{0}, f32[8]{0}) tuple(%n, %g)",
+        "done": "f32[8]{0} custom-call(%p, %g),"
+        ' custom_call_target="AsyncCollectiveDone"',
+    }
+    return f"""%{part}{chain} (p: f32[4]) -> f32[8] {{
+  %p = f32[4]{{0}} parameter(0)
+  %n = f32[4]{{0}} negate(%p)
+  %g = {gather}, frontend_attributes={{chain_id="{chain}"}}
+  ROOT %r = {ends[part]}
+}}
+
+"""
+
+
+def _fused(name: str, part: str, chain: str = "0") -> str:
+    cycles = ', backend_config={"estimated_cycles":"1"}' if part == "step" else ""
+    return f"  %{name} = f32[8]{{0}} fusion(%x), calls=%{part}{chain}{cycles}"
+
+
+def test_a_chain_of_fusions_hides_behind_what_runs_until_its_end() -> None:
+    head, entry = ENTRY.split("ENTRY")
+    text = head + "".join(map(_chain, _PARTS)) + "ENTRY" + entry
+    body = _lines(
+        _compute("a"), _fused("s", "start"), _fused("f", "step"),
+        _compute("b"), _fused("d", "done"), _compute("c"),
+    )  # fmt: skip
+    seconds = {"a": 4, "f": 2, "b": 1, "c": 4}
+    assert _seconds(body, seconds | {"s": 2}, text) == 4 + 3 + 4
+    assert _seconds(body, seconds | {"s": 9}, text) == 4 + 9 + 4
+
+
+def test_two_chains_share_the_links() -> None:
+    head, entry = ENTRY.split("ENTRY")
+    parts = [_chain(part, chain) for chain in "01" for part in ("start", "done")]
+    text = head + "".join(parts) + "ENTRY" + entry
+    body = _lines(
+        _fused("s", "start"), _fused("t", "start", "1"), _compute("a"),
+        _fused("d", "done"), _compute("b"), _fused("e", "done", "1"),
+    )  # fmt: skip
+    assert _seconds(body, {"s": 4, "t": 3, "a": 1, "b": 2}, text) == 4 + 3
+    assert _seconds(body, {"s": 4, "t": 3, "a": 1, "b": 5}, text) == 4 + 5
 
 
 LOOP = """HloModule m, is_scheduled=true

@@ -6,9 +6,8 @@ import pytest
 
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import AxisLink, Device, Target
-from rhino_jax.verify.hlo.module import Computation, Instruction, parse_module
+from rhino_jax.verify.hlo.module import parse_module
 from rhino_jax.verify.hlo.reading import step_time, work_s
-from rhino_jax.verify.hlo.records import CompiledCollective
 from rhino_jax.verify.hlo.work import InstructionWork
 
 
@@ -62,19 +61,6 @@ def test_cycles_over_the_clock() -> None:
     assert work_s(target, _work(1000, 5)) == pytest.approx(10.0)
 
 
-def _collective(seconds: float, *, is_async: bool) -> CompiledCollective:
-    return CompiledCollective(
-        kind="all-gather",
-        axes=("x",),
-        bytes=1,
-        count=1,
-        seconds=seconds,
-        op="",
-        source="",
-        is_async=is_async,
-    )
-
-
 CYCLES = """HloModule m, is_scheduled=true
 ENTRY %main (x: f32[4]) -> f32[4] {
   %x = f32[4]{0} parameter(0)
@@ -83,38 +69,16 @@ ENTRY %main (x: f32[4]) -> f32[4] {
 """
 
 
-def _never(computation: Computation, instruction: Instruction) -> float:
-    raise AssertionError("a program with cycles is not simulated")
-
-
-@pytest.mark.parametrize(
-    ("sync_s", "async_s", "communication_s"),
-    [(3.0, 0.0, 3.0), (0.0, 7.0, 0.0), (3.0, 7.0, 3.0), (3.0, 15.0, 8.0)],
-)
-def test_asynchronous_collectives_hide_behind_all_compute_on_tpu(
-    sync_s: float, async_s: float, communication_s: float
-) -> None:
-    collectives = [
-        _collective(sync_s, is_async=False),
-        _collective(async_s, is_async=True),
-    ]
-    module = parse_module(CYCLES)
-    work, time = step_time(module, _target(clock_hz=4.0), collectives, _never)
-    assert work.cycles == 40
-    assert time.compute_s == 10.0
-    assert time.communication_s == pytest.approx(communication_s)
-    assert time.step_s == time.compute_s + time.communication_s
-
-
-def test_a_program_without_cycles_is_played() -> None:
-    text = CYCLES.replace(', backend_config={"estimated_cycles":"40"}', "").replace(
+@pytest.mark.parametrize(("clock_hz", "compute_s"), [(None, 32 / 5), (4.0, 10.0)])
+def test_a_scheduled_program_is_played(clock_hz: float, compute_s: float) -> None:
+    text = CYCLES.replace(
         "  ROOT %n = f32[4]{0} negate(%x)",
         "  %g = f32[4]{0} all-reduce(%x), replica_groups={{0,1}}, to_apply=%add\n"
         "  ROOT %n = f32[4]{0} negate(%g)",
     )
-    # What the list of collectives says is not asked: the instructions are.
-    _, time = step_time(parse_module(text), _target(), [], lambda c, i: 3.0)
-    assert time.compute_s == pytest.approx(32 / 5)
+    target = _target(clock_hz=clock_hz)
+    _, time = step_time(parse_module(text), target, lambda c, i: 3.0)
+    assert time.compute_s == pytest.approx(compute_s)
     assert time.communication_s == pytest.approx(3.0)
 
 

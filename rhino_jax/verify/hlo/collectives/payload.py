@@ -100,7 +100,7 @@ def _position(device_id: int, num_partitions: int) -> int:
 
 Users = Mapping[str, Sequence[Instruction]]
 
-_CHAIN = re.compile(r'\bchain_id="')
+_CHAIN_ID = re.compile(r'\bchain_id="(\w*)"')
 _SYNC = re.compile(r'"is_sync":\s*true')
 # Instructions that forward, start or await something, and take no time of their own.
 _IDLE = frozenset(
@@ -113,7 +113,7 @@ _SCALAR_BYTES = 16
 
 def is_in_chain(computation: Computation, instruction: Instruction) -> bool:
     """Whether a collective is one occurrence in a chain of fusions."""
-    return _CHAIN.search(
+    return _CHAIN_ID.search(
         instruction.attributes
     ) is not None or computation.name.startswith("async_collective_fusion")
 
@@ -121,6 +121,24 @@ def is_in_chain(computation: Computation, instruction: Instruction) -> bool:
 def starts_chain(instruction: Instruction, users: Users) -> bool:
     """Whether a collective of a chain is the occurrence that starts the transfer."""
     return _reaches(instruction, users, '"AsyncCollectiveStart"')
+
+
+def chain_ends(computation: Computation) -> tuple[list[str], list[str]] | None:
+    """Return the ids of the chains that a fusion starts, and of those that it ends;
+    None if it is a part of no chain.
+
+    Args:
+      computation: the fusion's.
+    """
+    users = computation.users()
+    chained = [
+        x for x in computation if collective_kind(x) and is_in_chain(computation, x)
+    ]
+    started, ended = (
+        [x.find(_CHAIN_ID) for x in chained if _reaches(x, users, target)]
+        for target in ('"AsyncCollectiveStart"', '"AsyncCollectiveDone"')
+    )
+    return (started, ended) if chained else None
 
 
 def _reaches(instruction: Instruction, users: Users, target: str) -> bool:
@@ -139,23 +157,17 @@ def _reaches(instruction: Instruction, users: Users, target: str) -> bool:
     return False
 
 
-def is_overlapped(
-    computation: Computation, instruction: Instruction, *, is_scheduled: bool
-) -> bool:
+def is_overlapped(computation: Computation, instruction: Instruction) -> bool:
     """Whether compute runs between a start and its done, here or elsewhere.
 
     Args:
       computation: the computation in which the transfer starts.
       instruction: the start (`all-gather-start`, `async-start`).
-      is_scheduled: whether the printed order is the run order; if it is not, any
-        start counts as overlapped.
     """
     if not (instruction.opcode.endswith("-start") or instruction.opcode == "send"):
         return False
     if _SYNC.search(instruction.attributes):
         return False
-    if not is_scheduled:
-        return True
     parts, shared = {instruction.name}, instruction.find(_RENDEZVOUS)
     # XLA:TPU prepares some transfers first; the data then goes into an update.
     is_running = bool(instruction.operands)

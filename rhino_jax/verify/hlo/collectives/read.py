@@ -146,8 +146,7 @@ def read_collectives(
       MeshError: the program runs on other devices than the mesh's.
     """
     module = parse_module(hlo) if isinstance(hlo, str) else hlo
-    reader = _Reader(module, map_mesh(mesh_axes, device_ids))
-    return tuple(reader.read(module.computations[module.entry], _Trips()))
+    return CollectiveReader(module, map_mesh(mesh_axes, device_ids)).read_all()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +178,7 @@ class _Trips:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class CollectiveReader:
     """Walks the call graph of one module.
 
     Attributes:
@@ -193,6 +192,17 @@ class _Reader:
     mesh: MeshMap
     moving: dict[str, bool] = field(default_factory=dict)
     users: dict[str, Users] = field(default_factory=dict)
+
+    def read_all(self) -> tuple[CompiledCollective, ...]:
+        """Return the program's collectives, as `read_collectives` does."""
+        return tuple(self.read(self.module.computations[self.module.entry], _Trips()))
+
+    def read_one(
+        self, computation: Computation, instruction: Instruction
+    ) -> Iterator[CompiledCollective]:
+        """Yield the collectives of one run of an instruction; permutes are not taken
+        for parts of a windowed einsum."""
+        return self._read_one(computation, instruction, None, _Trips())
 
     def read(
         self, computation: Computation, trips: _Trips
@@ -231,7 +241,7 @@ class _Reader:
             trips.times(flow), callers=() if instruction.opcode == "while" else callers
         )
         if instruction.opcode.endswith("-start"):
-            is_async = self._is_overlapped(computation, instruction)
+            is_async = is_overlapped(computation, instruction)
             inner = replace(inner, is_async=is_async)
         if window is not None:
             names = (p.instruction.name for p in window.inner)
@@ -255,9 +265,6 @@ class _Reader:
             self.users[computation.name] = computation.users()
         return self.users[computation.name]
 
-    def _is_overlapped(self, computation: Computation, start: Instruction) -> bool:
-        return is_overlapped(computation, start, is_scheduled=self.module.is_scheduled)
-
     def _collective(
         self,
         kind: str,
@@ -266,7 +273,7 @@ class _Reader:
         trips: _Trips,
     ) -> CompiledCollective | None:
         """Return the record of one instruction; None if empty or counted before."""
-        is_async = trips.is_async or self._is_overlapped(computation, instruction)
+        is_async = trips.is_async or is_overlapped(computation, instruction)
         if is_in_chain(computation, instruction):
             if not starts_chain(instruction, self._users(computation)):
                 return None
@@ -311,9 +318,7 @@ class _Reader:
         sent_bytes = sum(times * p.bytes for p, times in runs)
         pairs = tuple(pair for p, _ in runs for pair in p.shift.items())
         overlapped = sum(
-            times
-            for p, times in runs
-            if self._is_overlapped(p.computation, p.instruction)
+            times for p, times in runs if is_overlapped(p.computation, p.instruction)
         )
         yield _record(
             window.kind,
