@@ -43,8 +43,12 @@ def _hold(
     time = found.predicted.step_time_s / found.compiled.step_time_s
     peak = found.predicted.peak_bytes / found.compiled.peak_bytes
     assert 1 / at_most < time < at_most, time
+    # Plans count in HBM what XLA:TPU stores on the chip; compiled peaks do not.
+    on_chip = (
+        rhino.load_target(hardware).device.on_chip_bytes if not peak_at_most else 0
+    )
     at_most = peak_at_most or at_most
-    assert 1 / at_most < peak < at_most, peak
+    assert 1 / at_most < peak < at_most + on_chip / found.compiled.peak_bytes, peak
 
 
 def _gradients(fn: Callable[..., jax.Array]) -> Callable[..., Any]:
@@ -111,9 +115,7 @@ FEW_CHANNELS = {
 def test_channels_below_the_lanes_take_what_is_predicted(name: str) -> None:
     image, kernel = FEW_CHANNELS[name]
     fn = _gradients(_conv(1, "SAME"))
-    # What is stored for the gradients fits into on-chip memory, which compiled peaks
-    # leave out: of three arrays as large as the image, two are in HBM.
-    _hold(fn, (image, BF16), (kernel, BF16), hardware="v5e:4x4", peak_at_most=1.6)
+    _hold(fn, (image, BF16), (kernel, BF16), hardware="v5e:4x4")
 
 
 PATCHES = {
