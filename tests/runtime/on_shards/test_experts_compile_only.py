@@ -65,7 +65,9 @@ def test_rows_stay_on_their_shards(hardware: str) -> None:
     assert verified.ok, verified.table()
     assert all(spec[0] for spec in held)
     assert 0.8 < time < 1.25
-    assert 0.8 < peak < 1.25
+    # Plans count in HBM what XLA:TPU stores on the chip; compiled peaks do not.
+    on_chip = rhino.load_target(hardware).device.on_chip_bytes
+    assert 0.8 - on_chip / predicted.peak_bytes < peak < 1.25
 
 
 def experts(p: Any, x: Any) -> Any:
