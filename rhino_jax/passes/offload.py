@@ -53,12 +53,11 @@ def offload_state(closed: Any, program: Program, choice: str) -> Any:
     def run(*arrays: Any) -> list[Any]:
         env = dict(zip(region.inputs, arrays, strict=True))
         region.run(sorted(early), env)
-        done, waiting, sent = set(early), set(hosted), dict[int, Any]()
+        waiting, sent = set(hosted), dict[int, Any]()
         for value in region.outputs:
-            for i in sorted(region.needed([value])[0] - done):
+            for i in sorted(region.needed([value], env)[0]):
                 _fetch(region, i, waiting, env)
                 region.run([i], env)
-                done.add(i)
                 sent.update(
                     (v, to_host(env[v])) for v in updated.intersection(region.makes[i])
                 )
