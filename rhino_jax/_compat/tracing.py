@@ -127,20 +127,15 @@ def is_on_host(x: Any) -> bool:
     return getattr(aval, "memory_space", None) == jax.memory.Space.Host
 
 
-def type_on(
-    x: Any, mesh: AbstractMesh | None = None, *, on_host: bool | None = None
-) -> jax.ShapeDtypeStruct:
+def type_on(x: Any, mesh: AbstractMesh | None = None) -> jax.ShapeDtypeStruct:
     """Return shape, dtype, weakness and memory of an array or abstract value.
 
     Args:
       x: it, or an object with a shape and a dtype.
       mesh: a mesh on which it is replicated; None: it has no sharding, but in the
         host's memory, where JAX takes the memory from a sharding alone.
-      on_host: whether it is in the host's memory; None: as `x` is.
     """
-    if on_host is None:
-        on_host = is_on_host(x)
-    sharding = None
+    on_host, sharding = is_on_host(x), None
     if mesh is not None or on_host:
         sharding = NamedSharding(
             AbstractMesh((), ()) if mesh is None else mesh,
