@@ -109,7 +109,7 @@ _NUMBERS = (
     ("_passes", "passes, at least 0", math.inf),
     ("_per_hour", "a price, at least 0", math.inf),
 )
-"""Of numbers with these ends of their names: what they may be, and the largest."""
+"""(End of the name of a number, what it may be, the largest)."""
 
 _LEAST = {"size": 2, "on_chip_bytes": 0, "systolic_array": 0, "wrap_multiple": 0}
 

@@ -63,7 +63,7 @@ Found = Sequence[tuple[BenchRow, T]]
 """The rows that have a result, with it."""
 
 Cells = Iterable[Mapping[str, str]]
-"""Of each line in the table: column → its text."""
+"""Column of a table → its text, by line."""
 
 
 def the_only(samples: Sequence[T]) -> T:
