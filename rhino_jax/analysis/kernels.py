@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
-from rhino_jax.analysis.materialised import Materialised, sums
+from rhino_jax.analysis.materialised import Materialised
 from rhino_jax.analysis.matmul_depth import MatmulDepth
 from rhino_jax.analysis.uses import (
     NOWHERE,
@@ -27,6 +27,7 @@ from rhino_jax.analysis.uses import (
     copied_ports,
     looks_up,
     read_ports,
+    sums,
 )
 from rhino_jax.hardware.target import KernelRates
 from rhino_jax.ir.traits import ELEMENTWISE_KINDS, OpKind

@@ -14,7 +14,8 @@ then computed on the fly. A value that several matmuls read is stored, unless co
 it reads no more bytes than it has; one that is expensive, and read by a matmul's fusion
 and by other ops, is stored too. The elementwise ops on a matmul's result fuse into its
 epilogue, up to the first value that several ops read, which is stored in place of the
-result; each of these readers converts it itself.
+result; each of these readers converts it itself. An op with a larger result, as an
+outer product with it, does not fuse into it.
 
 Such a fusion holds whole rows of a softmax. Where they are longer than it can hold
 (`Observed.longest_row`), the matmul's own result is stored, and everything between it
@@ -53,6 +54,7 @@ from rhino_jax.analysis.uses import (
     find_scattered_onto,
     looks_up,
     read_ports,
+    sums,
 )
 from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.hardware.target import Device, KernelRates
@@ -318,8 +320,7 @@ class _MaterialisedFinder:
 
     def _store(self, port: int) -> None:
         """Store a port for which something else was decided."""
-        self.materialised[port] = True
-        self.sources[port] = frozenset((port,))
+        self._end_at(port)
         todo = [port]
         while todo:
             readers = self.readers.of_port(todo.pop())
@@ -409,13 +410,16 @@ class _MaterialisedFinder:
             return None
         if node.hosts_fusion:
             return node.id
-        if not self.unsettled or not node.is_fusible:
-            return None
-        found = [self.unsettled[p] for p in feeds if p in self.unsettled]
+        found = [p for p in feeds if p in self.unsettled] if node.is_fusible else []
         if not found:
             return None
-        self.after[node.id] = found[-1]
-        return found[-1]
+        largest = OBSERVED.recompute_share * max(map(self._size_of, found))
+        if self._size_of(node.ports[0].id) > largest:
+            for port in found:
+                self._end_at(port)
+            return None
+        self.after[node.id] = self.unsettled[found[-1]]
+        return self.after[node.id]
 
     def _ends_fusion(self, port: int, node: Node) -> bool:
         """Whether a matmul's fusion stores its result at this port."""
@@ -441,9 +445,13 @@ class _MaterialisedFinder:
         fusion contains only one of the matmuls."""
         unsettled = [p for p in feeds if p in self.unsettled]
         for port in unsettled[:-1]:
-            self.materialised[port] = True
-            self.sources[port] = frozenset((port,))
-            self.unsettled.pop(port, None)
+            self._end_at(port)
+
+    def _end_at(self, port: int) -> None:
+        """Store a value at which a matmul's fusion ends."""
+        self.materialised[port] = True
+        self.sources[port] = frozenset((port,))
+        self.unsettled.pop(port, None)
 
     def _is_sunk(self, node: Node, feeds: list[int]) -> bool:
         """Whether a loop recomputes the value in each trip: a broadcast of something
@@ -490,11 +498,3 @@ def _kind(node: Node) -> OpKind | None:
 
 def _converts(node: Node) -> bool:
     return _kind(node) is OpKind.CONVERSION
-
-
-def sums(node: Node) -> bool:
-    """Whether a node is a sum over dims."""
-    if node.op is None or node.op.rule is None:
-        return False
-    is_sum = any(f.reducer == "sum" for f in node.op.rule.factors)
-    return is_sum and node.op.traits.kind is OpKind.REDUCTION

@@ -152,6 +152,14 @@ def looks_up(node: Node) -> bool:
     return node.op is not None and node.op.traits.kind is OpKind.LOOKUP
 
 
+def sums(node: Node) -> bool:
+    """Whether a node is a sum over dims."""
+    if node.op is None or node.op.rule is None:
+        return False
+    is_sum = any(f.reducer == "sum" for f in node.op.rule.factors)
+    return is_sum and node.op.traits.kind is OpKind.REDUCTION
+
+
 def convolves(node: Node, operand: int) -> bool:
     """Whether a node is a convolution of this operand's images."""
     op = node.op

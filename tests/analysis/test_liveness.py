@@ -211,12 +211,17 @@ def test_what_a_matmul_and_a_reduction_read_is_stored_where_dear() -> None:
 
     found = materialised(normalised, X, X, X, fusing=TPU)
     # The scores in the matmul's place, exp, the last matmul, and what is reduced.
-    assert [n for n in found if "reduce" not in n] == [
-        "dot_general",
-        "exp",
-        "dot_general",
-    ]
+    matmul = "dot_general"
+    assert [n for n in found if "reduce" not in n] == [matmul, "exp", matmul]
     assert "exp" not in materialised(normalised, X, X, X)
+
+
+def test_outer_products_with_a_matmuls_result_are_recomputed() -> None:
+    def clipped(x: Any, w: Any) -> Any:
+        each = jnp.einsum("ni,nj->nij", 2 * (x @ w), x).mT
+        return (each / (each * each).sum((1, 2))[:, None, None]).sum(0)
+
+    assert "transpose" not in materialised(clipped, X, X, fusing=TPU)
 
 
 def test_of_rows_that_no_fusion_holds_only_the_scores_are_stored() -> None:
