@@ -15,8 +15,8 @@ from jax.sharding import AxisType
 
 import rhino_jax as rhino
 from rhino_jax.models import registry
-from rhino_jax.verify.hlo.collectives.read import read_collectives
 from tests.cases import covering
+from tests.verify.hlo.collectives_of import read_collectives
 
 
 @contextmanager

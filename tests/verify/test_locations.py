@@ -7,8 +7,8 @@ import optax
 from jax.sharding import AxisType, PartitionSpec as P
 
 import rhino_jax as rhino
-from rhino_jax.verify.hlo.collectives.read import read_collectives
 from rhino_jax.verify.hlo.module import parse_frames
+from tests.verify.hlo.collectives_of import read_collectives
 
 
 TABLES = """\

@@ -13,9 +13,9 @@ from rhino_jax.cost.combine import combine_route, combine_steps
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.verify.compile import compile_lowered
-from rhino_jax.verify.hlo.collectives.read import read_collectives
 from rhino_jax.verify.hlo.module import parse_module
 from tests.verify.extras import mesh_of_target
+from tests.verify.hlo.collectives_of import read_collectives
 
 
 pytestmark = pytest.mark.compile_only

@@ -147,7 +147,8 @@ def read_compiled(
       compilation: the compiled program, or its out-of-memory error.
       mesh_axes: (name, size) of every mesh axis, major first.
       target: the hardware whose rates turn work into seconds.
-      device_ids: see `read_collectives`.
+      device_ids: ids of the mesh's devices in mesh order, as the program's replica
+        groups use them; `jax.jit` numbers them 0, 1, 2, … in mesh order (None).
       while_loops: the plan's trip counts of loops that data may end.
     Returns:
       The reading. For a program that does not fit, `compiled` has the bytes that it
@@ -165,11 +166,13 @@ def read_compiled(
 
     reader = CollectiveReader(module, map_mesh(mesh_axes, device_ids))
 
-    def collective_s(computation: Computation, instruction: Instruction) -> float:
-        once = reader.read_one(computation, instruction)
-        return sum(c.seconds for c in with_seconds(once, mesh_axes, target))
-
     collectives = with_seconds(reader.read_all(), mesh_axes, target)
+
+    def collective_s(computation: Computation, instruction: Instruction) -> float:
+        whole, permutes = reader.windowed.get(instruction.name, (None, 1))
+        once = (whole,) if whole else reader.read_one(computation, instruction)
+        return sum(c.seconds for c in with_seconds(once, mesh_axes, target)) / permutes
+
     work, time = step_time(module, target, collective_s)
     notes = list(work.notes)
     if work.cycles and target.device.clock_hz is None:

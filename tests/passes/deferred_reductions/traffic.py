@@ -19,9 +19,9 @@ from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.variant_search import Search, VariantCandidate
 from rhino_jax.runtime.spmd import SpmdExecutable
 from rhino_jax.verify.compile import compile_lowered
-from rhino_jax.verify.hlo.collectives.read import read_collectives
 from rhino_jax.verify.hlo.module import parse_module
 from tests.passes.deferred_reductions.cases import Case
+from tests.verify.hlo.collectives_of import read_collectives
 
 
 @dataclass(frozen=True)

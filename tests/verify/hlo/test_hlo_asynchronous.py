@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rhino_jax.verify.hlo.collectives.read import read_collectives
+from tests.verify.hlo.collectives_of import read_collectives
 
 
 MESH = (("x", 2), ("y", 4))

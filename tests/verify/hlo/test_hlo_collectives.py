@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from rhino_jax.plan.records import Traffic, traffic_of
-from rhino_jax.verify.hlo.collectives.read import read_collectives
 from tests.plan.samples import sample_plan
+from tests.verify.hlo.collectives_of import read_collectives
 
 
 MESHES = {

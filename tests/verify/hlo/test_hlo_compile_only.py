@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rhino_jax.verify.compile import compile_lowered
-from rhino_jax.verify.hlo.collectives.read import read_collectives
 from tests.verify.extras import mesh_of_target
 from tests.verify.hlo import hlo_programs as programs
+from tests.verify.hlo.collectives_of import read_collectives
 from tests.verify.hlo.test_hlo_compiled import (
     ROWS_BYTES,
     counts,

@@ -11,10 +11,10 @@ import pytest
 from jax.sharding import AxisType
 
 from rhino_jax.plan.records import traffic_of
-from rhino_jax.verify.hlo.collectives.read import read_collectives
 from rhino_jax.verify.hlo.module import parse_module
 from rhino_jax.verify.hlo.records import CompiledCollective
 from tests.verify.hlo import hlo_programs as programs
+from tests.verify.hlo.collectives_of import read_collectives
 from tests.verify.hlo.hlo_programs import (
     BATCH,
     GPT_LAYERS,

@@ -9,7 +9,10 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
-from rhino_jax.verify.hlo.collectives.read import read_collectives
+from rhino_jax.verify.hlo.collectives.groups import map_mesh
+from rhino_jax.verify.hlo.collectives.read import CollectiveReader
+from rhino_jax.verify.hlo.module import parse_module
+from tests.verify.hlo.collectives_of import read_collectives
 
 
 NAME = "jit(f)/dot_general"
@@ -32,8 +35,8 @@ def total(*names: str, name: str = "sum") -> str:
     return f"  %{name} = f32[64]{{0}} add(%{first}, %{second})"
 
 
-def read(size: int, *lines: str):
-    text = "\n".join(
+def text_of(size: int, *lines: str) -> str:
+    return "\n".join(
         [
             f"HloModule m, is_scheduled=true, num_partitions={size}",
             "ENTRY %main (p: f32[64], q: f32[64]) -> f32[64] {",
@@ -47,7 +50,10 @@ def read(size: int, *lines: str):
             "}",
         ]
     )
-    found = read_collectives(text, (("x", size),))
+
+
+def read(size: int, *lines: str):
+    found = read_collectives(text_of(size, *lines), (("x", size),))
     return [(c.kind, c.count, c.bytes // 256) for c in found]
 
 
@@ -74,6 +80,14 @@ def test_both_ways_round(size: int) -> None:
         for i in range(1, size - 1 - size // 2)
     ]
     assert read(size, *up, *down) == [("all-gather", 1, size - 1)]
+
+
+def test_each_permute_is_a_part_of_one_gather() -> None:
+    both_ways = [*chain(4, count=2), permute("d", "p", ring(4, -1))]
+    module = parse_module(text_of(4, *both_ways))
+    reader = CollectiveReader(module, map_mesh((("x", 4),), None))
+    (whole,) = reader.read_all()
+    assert reader.windowed == dict.fromkeys(["p.0", "p.1", "d"], (whole, 3))
 
 
 def test_two_gathers_of_one_operation() -> None:

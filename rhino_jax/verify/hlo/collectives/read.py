@@ -23,7 +23,7 @@ definition of their operand or the users of their result tell.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.cost.collectives import wire_bytes
@@ -31,7 +31,6 @@ from rhino_jax.ir.collectives import ALL_REDUCE, KINDS, REDUCE_SCATTER
 from rhino_jax.verify.hlo.collectives.groups import (
     Groups,
     MeshMap,
-    map_mesh,
     parse_groups,
     parse_pairs,
 )
@@ -53,7 +52,6 @@ from rhino_jax.verify.hlo.module import (
     Module,
     called_names,
     contains,
-    parse_module,
 )
 from rhino_jax.verify.hlo.records import CompiledCollective
 
@@ -124,31 +122,6 @@ def _readers(instruction: Instruction, users: Users) -> Iterator[Instruction]:
         yield at
 
 
-def read_collectives(
-    hlo: str | Module,
-    mesh_axes: Sequence[tuple[str, int]],
-    device_ids: Sequence[int] | None = None,
-) -> tuple[CompiledCollective, ...]:
-    """Read the collectives of a compiled program, in run order.
-
-    Args:
-      hlo: `compiled.as_text()`, or the `Module` that `parse_module` returns for it.
-      mesh_axes: (name, size) of every mesh axis, major first.
-      device_ids: ids of the mesh's devices in mesh order, as the program's replica
-        groups use them; `jax.jit` numbers them 0, 1, 2, … in mesh order (None).
-    Returns:
-      One record per collective of the text, summed over its trips. `seconds` is 0,
-      since the text has no times. `op` is JAX's name of the operation. `is_async` says
-      whether compute runs between start and done. `reason` names what is unusual: a
-      loop whose count depends on data, part of an axis, a windowed einsum.
-    Raises:
-      ValueError: the text is no HLO module.
-      MeshError: the program runs on other devices than the mesh's.
-    """
-    module = parse_module(hlo) if isinstance(hlo, str) else hlo
-    return CollectiveReader(module, map_mesh(mesh_axes, device_ids)).read_all()
-
-
 @dataclass(frozen=True, slots=True)
 class _Trips:
     """The number of runs of a computation in a step, and its callers.
@@ -186,15 +159,24 @@ class CollectiveReader:
       mesh: mesh coordinates of its devices.
       moving: cache: computation → whether it, or a callee, has a collective.
       users: cache: computation → users of each value in it.
+      windowed: permute of a windowed einsum → one run of the collective that it is part
+        of, and how many permutes that run takes; known after `read_all`.
     """
 
     module: Module
     mesh: MeshMap
     moving: dict[str, bool] = field(default_factory=dict)
     users: dict[str, Users] = field(default_factory=dict)
+    windowed: dict[str, tuple[CompiledCollective, int]] = field(default_factory=dict)
 
     def read_all(self) -> tuple[CompiledCollective, ...]:
-        """Return the program's collectives, as `read_collectives` does."""
+        """Return the program's collectives, in run order.
+
+        One record per collective of the text, summed over its trips. `seconds` is 0,
+        since the text has no times. `op` is JAX's name of the operation. `is_async`
+        says whether compute runs between start and done. `reason` names what is
+        unusual: a loop whose count depends on data, part of an axis, a windowed einsum.
+        """
         return tuple(self.read(self.module.computations[self.module.entry], _Trips()))
 
     def read_one(
@@ -320,7 +302,7 @@ class CollectiveReader:
         overlapped = sum(
             times for p, times in runs if is_overlapped(p.computation, p.instruction)
         )
-        yield _record(
+        found = _record(
             window.kind,
             self.mesh.axes_of(pairs)[0],
             sent_bytes,
@@ -330,6 +312,10 @@ class CollectiveReader:
             [f"decomposed into a windowed loop of {number} permutes"],
             times=window.count,
         )
+        once = replace(found, bytes=sent_bytes, count=window.count)
+        for permute, _ in runs:
+            self.windowed[permute.instruction.name] = once, number
+        yield found
 
 
 def _record(
