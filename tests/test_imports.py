@@ -43,6 +43,7 @@ MAY_IMPORT: Mapping[str, str] = {
 
 AT_START = "needs OR-Tools, 0.3 s: no use to who runs plans that are kept or saved"
 ALONG = "0.03 s, needed together with the search alone"
+CP_SAT = "imports pandas, 0.5 s, and 2 s without bytecode: of use where memory binds"
 OPTAX = "needs Optax, 0.1 s: no use to `--help` and to commands on saved plans"
 
 INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
@@ -66,6 +67,7 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("pipeline.schedules.searched", "pipeline.schedules.cpsat"): AT_START,
     ("planner.joint", "analysis"): ALONG,
     ("planner.joint", "solver"): AT_START,
+    ("planner.search.remat.choice", "solver.remat.model"): CP_SAT,
     ("export.code", "analysis.dim_classes"): ALONG,
     ("export.code", "analysis.inline_regions"): ALONG,
     ("export.code", "analysis.roles"): ALONG,

@@ -162,7 +162,7 @@ Key = tuple[tuple[int, ...], ...]
 def _key(dims: Iterable[tuple[int, ...]]) -> Key:
     """Return dims without the order of their axes: on meshes of many axes only one
     order exists."""
-    return tuple(tuple(sorted(dim)) for dim in dims)
+    return tuple([dim if len(dim) < 2 else tuple(sorted(dim)) for dim in dims])
 
 
 @dataclass(slots=True, eq=False)

@@ -68,7 +68,8 @@ def _spec_of(
     """
     spec: list[tuple[int, ...]] = []
     for dim in layout:
-        axes = _axes_of_dim(dim, cut, factor_sizes, sizes)
+        one = len(dim) == 1
+        axes = cut[dim[0]] if one else _axes_of_dim(dim, cut, factor_sizes, sizes)
         if axes is None:
             return None
         spec.append(axes)
@@ -81,8 +82,6 @@ def _axes_of_dim(
     factor_sizes: tuple[int, ...],
     sizes: tuple[int, ...],
 ) -> tuple[int, ...] | None:
-    if len(dim) == 1:
-        return cut[dim[0]]
     axes: list[int] = []
     is_complete = True
     for factor in dim:

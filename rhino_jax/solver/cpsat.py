@@ -18,15 +18,19 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from ortools.sat.python import cp_model
 
 from rhino_jax.solver.lookups import sum_live
 from rhino_jax.solver.moves.moves import Moves
 from rhino_jax.solver.parameters import CPSAT
 from rhino_jax.solver.reduction import unique_columns
+
+
+# It imports pandas: 0.5 s, and 2 s without bytecode; most plans need no CP-SAT.
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import CpModel, IntVar
 
 
 class LiveColumns(NamedTuple):
@@ -56,7 +60,7 @@ class MemoryRows:
       added: rows that are in the model.
     """
 
-    columns: list[cp_model.IntVar]
+    columns: list[IntVar]
     held: list[LiveColumns]
     room: np.ndarray
     hint: np.ndarray
@@ -81,7 +85,9 @@ class MemoryRows:
         worst = np.argsort(slack, kind="stable")[: CPSAT.rows_at_once]
         return worst[slack[worst] < 0]
 
-    def add(self, model: cp_model.CpModel, rows: np.ndarray) -> None:
+    def add(self, model: CpModel, rows: np.ndarray) -> None:
+        from ortools.sat.python import cp_model
+
         for r in set(rows.tolist()) - self.added:
             self.added.add(r)
             live = [h for h in self.held if h.start <= r < h.stop]
@@ -96,11 +102,11 @@ class MemoryRows:
 
 
 def memory_rows(
-    model: cp_model.CpModel,
+    model: CpModel,
     moves: Moves,
     labels: np.ndarray,
     options: Mapping[int, np.ndarray],
-    x: Mapping[int, Sequence[cp_model.IntVar]],
+    x: Mapping[int, Sequence[IntVar]],
 ) -> MemoryRows:
     """Return the rows that a model may need.
 
@@ -117,11 +123,11 @@ def memory_rows(
 class _MemoryBuilder:
     def __init__(
         self,
-        model: cp_model.CpModel,
+        model: CpModel,
         moves: Moves,
         labels: np.ndarray,
         options: Mapping[int, np.ndarray],
-        x: Mapping[int, Sequence[cp_model.IntVar]],
+        x: Mapping[int, Sequence[IntVar]],
     ) -> None:
         self.model, self.moves, self.labels = model, moves, labels
         self.options, self.x = options, x
@@ -277,24 +283,27 @@ def settle(
       limits: time limits.
       allowed: node → its allowed options, ascending; None: all.
     """
+    from ortools.sat.python import cp_model
+
     begun = time.monotonic()
-    builder = _CpSatBuilder(moves, labels, sorted(nodes), allowed)
+    model = cp_model.CpModel()
+    builder = _CpSatBuilder(model, moves, labels, sorted(nodes), allowed)
     builder.add_nodes()
     builder.add_edges()
-    model = builder.model
     model.minimize(cp_model.LinearExpr.weighted_sum(builder.terms, builder.weights))
     rows = memory_rows(model, moves, labels, builder.options, builder.x)
     rows.add(model, rows.likely())
     bound, variables = -math.inf, len(model.proto.variables)
     while True:
         solver = cp_model.CpSolver()
-        solver.parameters.num_workers = limits.workers
-        solver.parameters.random_seed = limits.seed
+        given = solver.parameters
+        given.num_workers = limits.workers
+        given.random_seed = limits.seed
         left = limits.seconds - (time.monotonic() - begun)
-        solver.parameters.max_time_in_seconds = max(left, 0.01)
-        solver.parameters.max_deterministic_time = limits.deterministic_s
-        solver.parameters.relative_gap_limit = limits.near
-        solver.parameters.linearization_level = 2
+        given.max_time_in_seconds = max(left, 0.01)
+        given.max_deterministic_time = limits.deterministic_s
+        given.relative_gap_limit = limits.near
+        given.linearization_level = 2
         status = solver.solve(model)
         if status != cp_model.MODEL_INVALID:  # costs beyond 64 bits
             bound = max(bound, solver.best_objective_bound)
@@ -318,6 +327,7 @@ def settle(
 class _CpSatBuilder:
     def __init__(
         self,
+        model: CpModel,
         moves: Moves,
         labels: np.ndarray,
         nodes: list[int],
@@ -328,9 +338,9 @@ class _CpSatBuilder:
         self.options = {
             n: np.arange(sizes[n]) if allowed is None else allowed[n] for n in nodes
         }
-        self.model = cp_model.CpModel()
-        self.x: dict[int, list[cp_model.IntVar]] = {}
-        self.terms: list[cp_model.IntVar] = []
+        self.model = model
+        self.x: dict[int, list[IntVar]] = {}
+        self.terms: list[IntVar] = []
         self.weights: list[int] = []
 
     def add_nodes(self) -> None:
@@ -363,8 +373,8 @@ class _CpSatBuilder:
             of_row[int(np.searchsorted(self.options[n], self.labels[n]))],
             of_column[int(np.searchsorted(self.options[m], self.labels[m]))],
         )
-        by_row: list[list[cp_model.IntVar]] = [[] for _ in range(cells.shape[0])]
-        by_column: list[list[cp_model.IntVar]] = [[] for _ in range(cells.shape[1])]
+        by_row: list[list[IntVar]] = [[] for _ in range(cells.shape[0])]
+        by_column: list[list[IntVar]] = [[] for _ in range(cells.shape[1])]
         for (p, q), cost in np.ndenumerate(cells):
             if cost >= self.moves.forbidden:
                 continue
@@ -380,7 +390,7 @@ class _CpSatBuilder:
                 ]
                 self.model.add(sum(line) == sum(members))
 
-    def _charge(self, x: cp_model.IntVar, cost: float) -> None:
+    def _charge(self, x: IntVar, cost: float) -> None:
         if weight := round(cost):
             self.terms.append(x)
             self.weights.append(weight)

@@ -290,8 +290,9 @@ def _through(cost: np.ndarray, to_a: np.ndarray, to_b: np.ndarray) -> np.ndarray
     b_columns, b_index = unique_columns(to_b)
     left = cost[..., None] + a_columns
     out = np.full((*left.shape[:-2], left.shape[-1], b_columns.shape[-1]), np.inf)
+    sums = np.empty_like(out)
     for k in range(cost.shape[-1]):
-        sums = left[..., k, :, None] + b_columns[..., k, None, :]
+        np.add(left[..., k, :, None], b_columns[..., k, None, :], sums)
         np.minimum(out, sums, out=out)
     return out[..., a_index[:, None], b_index]
 

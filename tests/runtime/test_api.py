@@ -189,6 +189,16 @@ def test_import_starts_no_backend() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
+def test_a_plan_where_memory_does_not_bind_needs_no_cp_sat() -> None:
+    code = (
+        "import sys, jax, rhino_jax; x = jax.ShapeDtypeStruct((64, 64), 'float32');"
+        "rhino_jax.plan(lambda x, w: (x @ w).sum(), x, x, hardware='h100:8');"
+        "assert 'pandas' not in sys.modules  # 2 s of CPU without stored bytecode"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_what_was_said_of_a_sharded_function_holds_where_nothing_else_is_said():
     pins = {"params['w1']": P("x", None)}
     step = rhino.auto_shard(

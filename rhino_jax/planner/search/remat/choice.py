@@ -25,7 +25,6 @@ from enum import IntEnum
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.remat.choice import RematChoice
-from rhino_jax.solver.remat.model import choose
 from rhino_jax.solver.remat.question import (
     OFFLOAD,
     REMAT,
@@ -323,8 +322,10 @@ def ask(
     Args:
       asked: the residuals, with costs.
       budget_bytes: the memory budget of one device; infinite for no limit.
-      effort: limit of each search, see `choose`.
+      effort: limit of each search, see `solver.remat.model.choose`.
     """
+    from rhino_jax.solver.remat.model import choose
+
     best: Chosen | None = None
     for first, question, saved_s in parted(asked):
         limit = int(min(budget_bytes, MUCH_BYTES))
