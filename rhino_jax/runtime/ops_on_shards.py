@@ -258,6 +258,11 @@ def run_each_part(
             from rhino_jax.runtime.grouped import grouped_matmul as bound
         elif is_ragged:
             bound = each_set
+        if lengths := params.get("fft_lengths"):
+            # XLA:CPU refuses FFTs whose layout is not row-major where a dim is 1.
+            (x,) = parts
+            ones = [d for d, n in enumerate(x.shape[: -len(lengths)]) if n == 1]
+            return [jnp.expand_dims(bind_eqn(eqn, [x.squeeze(ones)], params)[0], ones)]
         results = bound(eqn, parts if run is None else run(*parts), params)
         return [summed(x, scatters, partial, mesh.axis_names) for x in results]
 
