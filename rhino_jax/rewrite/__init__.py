@@ -11,6 +11,6 @@ To add a pass, write (closed jaxpr, program, choice) → closed jaxpr: flatten i
 from `FlatRegion.ops`, `maker`, `readers` and the ops' rules and traits, and emit. Where
 few equations change, `emit.substitute` replaces these. Where all may, in order or
 twice, `retraced.retraced` traces a function that runs `FlatOp.bind` on an environment
-of arrays by value id. Where values are records of arrays, `frontend.regions` evaluates
-regions as they are. `passes.apply.PASSES` lists all passes in order.
+of arrays by value id. Where values are records of arrays, `passes.region_walk` runs
+regions on them. `passes.apply.PASSES` lists all passes in order.
 """

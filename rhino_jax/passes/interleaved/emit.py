@@ -7,20 +7,8 @@ from typing import Any
 
 from jax import lax
 
-from rhino_jax._compat import (
-    bind_eqn,
-    is_literal,
-    jaxpr_consts,
-    open_jaxpr,
-    without_dead_code,
-)
-from rhino_jax.frontend.regions import (
-    closed_region_jaxprs,
-    evaluate_ops,
-    rebuild_jaxpr,
-    with_jaxprs,
-)
-from rhino_jax.ir.program import Op, Program, Region
+from rhino_jax._compat import bind_eqn, without_dead_code
+from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.ir.transform import (
     BLOCKS,
@@ -48,6 +36,9 @@ from rhino_jax.passes.interleaved.sites import (
     storage_choices,
 )
 from rhino_jax.passes.program_pass import Gain, ProgramPass, Trial, TrialKind
+from rhino_jax.passes.region_walk import run_region, run_regions
+from rhino_jax.rewrite.flat import FlatOp, FlatRegion
+from rhino_jax.rewrite.flatten import flatten
 from rhino_jax.rewrite.retraced import retraced
 
 
@@ -95,10 +86,12 @@ def interleave_batches(closed: Any, program: Program, choice: str) -> Any:
 
 def _interleaved(closed: Any, ops: DimOrders, marks: Marks, stored: Stored) -> Any:
     """Retrace a program with some of its inputs in interleaved storage."""
-    program, opened = ops.program, open_jaxpr(closed)
+    program = ops.program
+    flat = flatten(program, closed, lambda op: False)
     held: list[Dims] = [[] for _ in program.inputs]
     for (slot, dim), blocks in sorted(stored.items()):
         held[slot].append((dim, blocks))
+    env: dict[int, Any] = {}
 
     def dims(value: int) -> Dims:
         """Return the dims of a value that are interleaved, and how."""
@@ -106,82 +99,59 @@ def _interleaved(closed: Any, ops: DimOrders, marks: Marks, stored: Stored) -> A
         found = ((d, marks.get(DimRef(value, d))) for d in every)
         return [(d, blocks) for d, blocks in found if blocks is not None]
 
-    def changes(region: Region) -> bool:
+    def changes(region: FlatRegion) -> bool:
         """Whether any value inside of a region is interleaved."""
-        inner = [program.ops[op] for op in region.ops]
         return any(
-            any(map(dims, (*op.operands, *op.results)))
-            or (op.call is not None and any(map(changes, op.call.regions)))
-            for op in inner
+            any(map(dims, (*item.operands, *item.results)))
+            or any(map(changes, item.regions))
+            for item in region.ops
         )
 
-    def run_all(
-        region: Region,
-        jaxpr: Any,
-        consts: Sequence[Any],
-        args: Sequence[Any],
-        *,
-        is_stored: bool = False,
-    ) -> list[Any]:
-        """Run all equations of the open jaxpr that a region was imported from, and
-        return its outputs; `is_stored`: its constants are interleaved as the marks
-        say, not in logical order."""
-        logical = frozenset(() if is_stored else jaxpr.constvars)
+    def read(value: int) -> Any:
+        """Return a value in the order that the marks say; constants are in logical
+        order."""
+        if value in env:
+            return env[value]
+        return _taken(flat.consts[value], (), dims(value))
 
-        def entered(atom: Any, value: int, x: Any) -> Any:
-            is_logical = is_literal(atom) or atom in logical
-            return _taken(x, (), dims(value)) if is_logical else x
+    def block(region: FlatRegion, inputs: Sequence[Any]) -> list[Any]:
+        """Run the ops of a region, and return its outputs."""
+        run_region(region, inputs, env, run_op)
+        return [*map(read, region.outputs)]
 
-        def run(op: Op, eqn: Any, operands: Sequence[Any]) -> list[Any]:
-            """Run one equation: on interleaved dims where it can, else in logical
-            order."""
-            is_iota = op.traits.kind is OpKind.GENERATOR and "dimension" in eqn.params
-            if is_iota and (orders := dims(*op.results)):
-                return [_positions(eqn, orders)]
-            reads, makes = handled(ops, op, marks)
-            given = map(entered, eqn.invars, op.operands, operands)
-            arrays = []
-            for i, (v, x) in enumerate(zip(op.operands, [*given], strict=True)):
-                kept = [each for each in dims(v) if (i, each[0]) in reads]
-                arrays.append(_taken(x, dims(v), kept))
-            results, made = [], bound(op, eqn, arrays)
-            for i, (v, x) in enumerate(zip(op.results, made, strict=True)):
-                have = [each for each in dims(v) if (i, each[0]) in makes]
-                results.append(_taken(x, have, dims(v)))
-            return results
-
-        outs = evaluate_ops(program, region, jaxpr, consts, args, run)
-        return [*map(entered, jaxpr.outvars, region.outputs, outs)]
-
-    def bound(op: Op, eqn: Any, arrays: Sequence[Any]) -> list[Any]:
-        """Bind an equation to operands that are interleaved as it requires."""
-        if op.call is None:
-            return _moved(ops, op, eqn, marks, arrays)
-        bodies = map(body, op.call.regions, closed_region_jaxprs(eqn))
-        return bind_eqn(eqn, arrays, with_jaxprs(eqn, [*bodies]))
-
-    def body(region: Region, jaxpr: Any) -> Any:
-        """Return the jaxpr of a region, retraced if a value in it is interleaved."""
-        if not changes(region):
-            return jaxpr
-        inner, consts = open_jaxpr(jaxpr), jaxpr_consts(jaxpr)
-        return rebuild_jaxpr(lambda *args: run_all(region, inner, consts, args), jaxpr)
+    def run_op(item: FlatOp) -> list[Any]:
+        """Run an op: on interleaved dims where it can, else in logical order."""
+        op, eqn = item.op, item.eqn
+        is_iota = op.traits.kind is OpKind.GENERATOR and "dimension" in eqn.params
+        if is_iota and (orders := dims(*item.results)):
+            return [_positions(eqn, orders)]
+        reads, makes = handled(ops, op, marks)
+        arrays = []
+        for i, v in enumerate(item.operands):
+            kept = [each for each in dims(v) if (i, each[0]) in reads]
+            arrays.append(_taken(read(v), dims(v), kept))
+        if any(map(changes, item.regions)):
+            made = run_regions(item, arrays, block)
+        else:
+            made = _moved(ops, op, eqn, marks, arrays)
+        results = []
+        for i, (v, x) in enumerate(zip(item.results, made, strict=True)):
+            have = [each for each in dims(v) if (i, each[0]) in makes]
+            results.append(_taken(x, have, dims(v)))
+        return results
 
     def run(*arrays: Any) -> list[Any]:
-        entered = [
+        inputs = [
             _taken(x, own, dims(entry.value))
             for x, entry, own in zip(arrays, program.inputs, held, strict=True)
         ]
-        count = len(opened.invars)
-        args = entered[count:], entered[:count]
-        outs = run_all(program.body, opened, *args, is_stored=True)
         return [
             _taken(
                 x,
                 dims(out.value),
                 held[out.state_of] if out.state_of is not None else (),
             )
-            for x, out in zip(outs, program.outputs, strict=True)
+            for x, out in zip(block(flat.top, inputs), program.outputs, strict=True)
         ]
 
     return without_dead_code(retraced(closed, run))

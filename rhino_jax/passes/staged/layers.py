@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from rhino_jax.frontend.regions import REMATS
-from rhino_jax.ir.axes import ends_across, ends_of
+from rhino_jax.ir.axes import ends_of
 from rhino_jax.ir.factor import FactorKind
-from rhino_jax.ir.program import Op, Program, Region, RegionKind
-from rhino_jax.rewrite.flatten import flatten
+from rhino_jax.ir.program import Program
+from rhino_jax.rewrite.flat import FlatOp, FlatRegion
+from rhino_jax.rewrite.flatten import all_calls, flatten
 from rhino_jax.utils.union_find import DisjointSets
 
 
@@ -51,44 +51,36 @@ def layers_of(program: Program, data: Collection[int] = ()) -> tuple[Layers, ...
     # Dims of values that are one index range are one set; layers are such sets.
     starts = [*accumulate((max(v.rank, 1) for v in program.values), initial=0)]
     sets, scans = DisjointSets(starts[-1]), list[tuple[int, int]]()
+    top = flatten(program, entered=all_calls()).top
 
     def set_of(value: int) -> int:
         return sets.find(starts[value])
 
     def unite(ends: Iterable[tuple[int, int]]) -> None:
         """Unite dims that are one index range, given as (value id, dim)."""
-        for a, b in pairwise(starts[value] + dim for value, dim in ends):
+        for a, b in pairwise(starts[top.named(value)] + dim for value, dim in ends):
             sets.union(a, b)
 
-    def walk(region: Region) -> None:
-        for op in (program.ops[o] for o in region.ops):
-            call = op.call
-            if call is None:
-                for f, factor in enumerate(op.rule.factors) if op.rule else ():
-                    if factor.kind in (FactorKind.PARALLEL, FactorKind.REDUCE):
-                        found = [e for e in ends_of(op, f) if e.span.is_plain]
-                        unite((e.value, e.span.dim) for e in found)
-            elif call.kind is RegionKind.CALL and op.name not in REMATS:
-                for ends in ends_across(program, op):
-                    unite((e.value, e.span.dim) for e in ends)
-                walk(call.regions[0])
-            elif call.kind is RegionKind.SCAN:
-                stacks = _stacks(op)
-                unite((value, 0) for value in stacks)
-                scans.extend((op.id, stack) for stack in stacks[:1])
-
-    walk(program.body)
+    for each in top.ops:
+        op = each.op
+        if each.is_scan:
+            stacks = _stacks(each)
+            unite((value, 0) for value in stacks)
+            scans.extend((op.id, stack) for stack in stacks[:1])
+        for f, factor in enumerate(op.rule.factors) if op.rule else ():
+            if factor.kind in (FactorKind.PARALLEL, FactorKind.REDUCE):
+                found = [e for e in ends_of(op, f) if e.span.is_plain]
+                unite((e.value, e.span.dim) for e in found)
     slots: dict[int, set[int]] = {}
     for i, entry in enumerate(program.inputs):
         shape = program.values[entry.value].shape
         if shape and entry.value not in data:
             slots.setdefault(set_of(entry.value), set()).add(i)
     loops: dict[int, list[int]] = {}
-    for op, stack in scans:
-        loops.setdefault(set_of(stack), []).append(op)
-    found = sorted((min(slots[of]), of) for of in loops.keys() & slots.keys())
-    order = [of for _, of in found]
-    before = _before(program, set_of, order)
+    for scan, stack in scans:
+        loops.setdefault(set_of(stack), []).append(scan)
+    ordered = sorted((min(slots[of]), of) for of in loops.keys() & slots.keys())
+    before = _before(top, set_of, [of for _, of in ordered])
     return tuple(
         Layers(
             program.values[program.inputs[first].value].shape[0],
@@ -96,24 +88,24 @@ def layers_of(program: Program, data: Collection[int] = ()) -> tuple[Layers, ...
             tuple(loops[of]),
             frozenset(before[k]),
         )
-        for k, (first, of) in enumerate(found)
+        for k, (first, of) in enumerate(ordered)
     )
 
 
 def _before(
-    program: Program, set_of: Callable[[int], int], order: Sequence[int]
+    region: FlatRegion, set_of: Callable[[int], int], order: Sequence[int]
 ) -> list[set[int]]:
     """Return for all layers the layers whose forward scans theirs depend on."""
     at = {of: k for k, of in enumerate(order)}
     needs: dict[int, frozenset[int]] = {}
     found: list[set[int]] = [set() for _ in order]
-    for each in flatten(program, entered=_is_call).top.ops:
+    for each in region.ops:
         if each.op.source.is_backward:
             continue
         had = frozenset[int]().union(
             *(needs.get(v, frozenset()) for v in each.operands)
         )
-        stacks = _stacks(each.op) if each.is_scan else []
+        stacks = _stacks(each) if each.is_scan else []
         mine = at.get(set_of(stacks[0])) if stacks else None
         if mine is not None:
             found[mine] |= had - {mine}
@@ -122,11 +114,6 @@ def _before(
     return found
 
 
-def _is_call(op: Op) -> bool:
-    return op.call is not None and op.call.kind is RegionKind.CALL
-
-
-def _stacks(op: Op) -> list[int]:
+def _stacks(scan: FlatOp) -> list[int]:
     """Return the values that a scan slices or stacks."""
-    assert op.call is not None
-    return [*op.call.sliced(op.operands), *op.call.stacked(op.results)]
+    return [*scan.call.sliced(scan.operands), *scan.call.stacked(scan.results)]

@@ -25,22 +25,23 @@ from jax import lax
 
 from rhino_jax._compat import (
     bind_eqn,
-    eqn_context,
     in_current_mesh,
-    jaxpr_consts,
     open_jaxpr,
     without_dead_code,
     without_mesh,
 )
 from rhino_jax.frontend.importer import import_jaxpr
-from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs, evaluate_ops
+from rhino_jax.frontend.regions import CALLS, REMATS
 from rhino_jax.frontend.rules.reduce import COMBINE
 from rhino_jax.ir.factor import FactorKind, dim_of
-from rhino_jax.ir.program import Op, Program, Region, RegionKind
+from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.ops_along import along
+from rhino_jax.passes.region_walk import run_region
 from rhino_jax.passes.unroll import unroll_pairs
 from rhino_jax.rewrite.emit import bind_part
+from rhino_jax.rewrite.flat import FlatOp
+from rhino_jax.rewrite.flatten import flatten, plain_calls
 from rhino_jax.rewrite.retraced import reimported, traced_on
 
 
@@ -68,158 +69,132 @@ class Uniform:
     whole.
 
     Attributes:
-      op, eqn: the op.
+      item: the op.
       args: operands, of which some may be uniform.
       dims: dims along which it is uniform.
       array: the result; None until it is needed in full.
     """
 
-    op: Op
-    eqn: Any
+    item: FlatOp
     args: tuple[Any, ...]
     dims: frozenset[int]
     array: Any = None
 
 
-@dataclass(frozen=True, eq=False)
-class InParts:
-    """Runs a jaxpr with some of its values split into parts.
+def whole(x: Any) -> Any:
+    """Return the array of a value that may be split, or uniform."""
+    if isinstance(x, Uniform):
+        if x.array is None:
+            (x.array,) = x.item.bind([*map(whole, x.args)])
+        return x.array
+    return lax.concatenate(x.arrays, x.dim) if isinstance(x, ValueParts) else x
 
-    Attributes:
-      program: imported from the jaxpr.
+
+def in_parts(x: Any, dim: int, sizes: Sequence[int]) -> ValueParts:
+    """Split a value into parts of some sizes along a dim."""
+    if isinstance(x, ValueParts) and x.dim == dim and x.sizes == tuple(sizes):
+        return x
+    if isinstance(x, Uniform) and dim in x.dims:
+        return ValueParts(dim, tuple(_of_size(x, dim, size) for size in sizes))
+    x, bounds = whole(x), pairwise(accumulate(sizes, initial=0))
+    return ValueParts(
+        dim, tuple(lax.slice_in_dim(x, a, b, axis=dim) for a, b in bounds)
+    )
+
+
+def _uniform(op: Op, args: Sequence[Any]) -> frozenset[int]:
+    """Return the dims along which an op's result is uniform.
+
+    It is where all operands with that factor are, or that is broadcast.
     """
+    rule, found = op.rule, set[int]()
+    if rule is None or len(rule.results) != 1:
+        return frozenset()
+    for dim, factors in enumerate(rule.results[0]):
+        if len(factors) != 1 or rule.factors[factors[0]].kind is not PARALLEL:
+            continue
+        places = [dim_of(layout, factors[0]) for layout in rule.operands]
+        at = [pair for pair in zip(args, places, strict=True) if pair[1] != -1]
+        is_same = all(isinstance(x, Uniform) and d in x.dims for x, d in at)
+        if is_same and (at or op.traits.kind is OpKind.BROADCAST):
+            found.add(dim)
+    return frozenset(found)
 
-    program: Program
 
-    def whole(self, x: Any) -> Any:
-        if isinstance(x, Uniform):
-            if x.array is None:
-                given = [*map(self.whole, x.args)]
-                with eqn_context(x.eqn):
-                    (x.array,) = bind_eqn(x.eqn, given, x.eqn.params)
-            return x.array
-        return lax.concatenate(x.arrays, x.dim) if isinstance(x, ValueParts) else x
+def _of_size(x: Uniform, dim: int, size: int) -> Any:
+    """Compute a uniform value with another size of one of its dims."""
+    rule = x.item.op.rule
+    assert rule is not None  # see `_uniform`
+    (factor,) = rule.results[0][dim]
+    given = []
+    for arg, layout in zip(x.args, rule.operands, strict=True):
+        place = dim_of(layout, factor)  # as of `_uniform`, a dim of its own
+        if place is None or place == -1:
+            given.append(whole(arg))
+        else:
+            given.append(_of_size(arg, place, size))
+    with x.item.context():
+        (found,) = bind_part(x.item.eqn, given, [dim], size)
+    return found
 
-    def parts(self, x: Any, dim: int, sizes: Sequence[int]) -> ValueParts:
-        """Split a value into parts of some sizes along a dim."""
-        if isinstance(x, ValueParts) and x.dim == dim and x.sizes == tuple(sizes):
-            return x
-        if isinstance(x, Uniform) and dim in x.dims:
-            return ValueParts(dim, tuple(self._of_size(x, dim, size) for size in sizes))
-        x = self.whole(x)
-        bounds = pairwise(accumulate(sizes, initial=0))
-        return ValueParts(
-            dim, tuple(lax.slice_in_dim(x, a, b, axis=dim) for a, b in bounds)
-        )
 
-    def block(
-        self, region: Region, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]
-    ) -> list[Any]:
-        return evaluate_ops(self.program, region, jaxpr, consts, args, self.op)
+def run_in_parts(item: FlatOp, args: Sequence[Any]) -> list[Any]:
+    """Run an op some of whose operands are split, or uniform."""
+    if any(isinstance(x, ValueParts) for x in args):
+        found = (_scan if item.is_scan else _by_factor)(item, args)
+        if found is not None:
+            return found
+    elif dims := _uniform(item.op, args):
+        return [Uniform(item, tuple(args), dims)]
+    return bind_eqn(item.eqn, [*map(whole, args)], item.eqn.params)
 
-    def _uniform(self, op: Op, args: Sequence[Any]) -> frozenset[int]:
-        """Return the dims along which an op's result is uniform.
 
-        It is where all operands with that factor are, or that is broadcast.
-        """
-        rule, found = op.rule, set[int]()
-        if rule is None or op.call is not None or len(rule.results) != 1:
-            return frozenset()
-        for dim, factors in enumerate(rule.results[0]):
-            if len(factors) != 1 or rule.factors[factors[0]].kind is not PARALLEL:
-                continue
-            places = [dim_of(layout, factors[0]) for layout in rule.operands]
-            at = [pair for pair in zip(args, places, strict=True) if pair[1] != -1]
-            is_same = all(isinstance(x, Uniform) and d in x.dims for x, d in at)
-            if is_same and (at or op.traits.kind is OpKind.BROADCAST):
-                found.add(dim)
-        return frozenset(found)
+def _scan(item: FlatOp, args: Sequence[Any]) -> list[Any] | None:
+    """Run a scan as one scan per part, one after the other."""
+    call, eqn = item.call, item.eqn
+    sliced = call.sliced(args)
+    found = {x.sizes for x in sliced if isinstance(x, ValueParts) and x.dim == 0}
+    if len(found) != 1:
+        return None
+    (sizes,) = found
+    consts, carry = [*map(whole, call.consts(args))], [*map(whole, call.carries(args))]
+    stacks = [in_parts(x, 0, sizes) for x in sliced]
+    order = range(len(sizes))
+    made: dict[int, list[Any]] = {}
+    for k in reversed(order) if eqn.params["reverse"] else order:
+        given = [*consts, *carry, *(x.arrays[k] for x in stacks)]
+        outs = bind_eqn(eqn, given, {**eqn.params, "length": sizes[k]})
+        carry, made[k] = outs[: call.num_carry], outs[call.num_carry :]
+    rows = zip(*(made[k] for k in order), strict=True)
+    return [*carry, *(ValueParts(0, row) for row in rows)]
 
-    def _of_size(self, x: Uniform, dim: int, size: int) -> Any:
-        """Compute a uniform value with another size of one of its dims."""
-        assert x.op.rule is not None  # see `_uniform`
-        rule = x.op.rule
-        (factor,) = rule.results[0][dim]
-        given = []
-        for arg, layout in zip(x.args, rule.operands, strict=True):
-            place = dim_of(layout, factor)
-            is_part = place != -1  # as of `_uniform`, a dim of its own
-            given.append(
-                self._of_size(arg, int(place or 0), size)
-                if is_part
-                else self.whole(arg)
-            )
-        with eqn_context(x.eqn):
-            (found,) = bind_part(x.eqn, given, [dim], size)
-        return found
 
-    def op(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any]:
-        if any(isinstance(x, ValueParts) for x in args):
-            for way in (self._call, self._scan, self._by_factor):
-                found = way(op, eqn, args)
-                if found is not None:
-                    return found
-        elif dims := self._uniform(op, args):
-            return [Uniform(op, eqn, tuple(args), dims)]
-        return bind_eqn(eqn, [*map(self.whole, args)], eqn.params)
-
-    def _call(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any] | None:
-        call = op.call
-        if call is None or call.kind is not RegionKind.CALL or op.name in REMATS:
-            return None
-        (body,) = closed_region_jaxprs(eqn)
-        return self.block(call.regions[0], open_jaxpr(body), jaxpr_consts(body), args)
-
-    def _scan(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any] | None:
-        """Run a scan as one scan per part, one after the other."""
-        call = op.call
-        if call is None or call.kind is not RegionKind.SCAN:
-            return None
-        sliced = call.sliced(args)
-        found = {x.sizes for x in sliced if isinstance(x, ValueParts) and x.dim == 0}
-        if len(found) != 1:
-            return None
-        (sizes,) = found
-        consts = [*map(self.whole, call.consts(args))]
-        carry = [*map(self.whole, call.carries(args))]
-        stacks = [self.parts(x, 0, sizes) for x in sliced]
-        order = range(len(sizes))
-        made: dict[int, list[Any]] = {}
-        for k in reversed(order) if eqn.params["reverse"] else order:
-            given = [*consts, *carry, *(x.arrays[k] for x in stacks)]
-            outs = bind_eqn(eqn, given, {**eqn.params, "length": sizes[k]})
-            carry, made[k] = outs[: call.num_carry], outs[call.num_carry :]
-        rows = zip(*(made[k] for k in order), strict=True)
-        return [*carry, *(ValueParts(0, row) for row in rows)]
-
-    def _by_factor(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any] | None:
-        """Run an op part by part, where the split dim is a factor of it."""
-        rule = op.rule
-        if rule is None or op.call is not None:
-            return None
-        cut = {
-            (rule.operands[i][x.dim], x.sizes)
-            for i, x in enumerate(args)
-            if isinstance(x, ValueParts)
-        }
-        dim, sizes = next(iter(cut))
-        found = along(op, dim) if len(cut) == 1 else None
-        if found is None or rule.factors[dim[0]].size != sum(sizes):
-            return None
-        given = [
-            [self.whole(x)] * len(sizes) if d == -1 else self.parts(x, d, sizes).arrays
-            for x, d in zip(args, found.dims, strict=True)
-        ]
-        made = [
-            bind_part(eqn, own, found.results, size)
-            for own, size in zip(zip(*given, strict=True), sizes, strict=True)
-        ]
-        return [
-            functools.reduce(COMBINE[found.reducer], row)
-            if d == -1
-            else ValueParts(d, row)
-            for d, row in zip(found.results, zip(*made, strict=True), strict=True)
-        ]
+def _by_factor(item: FlatOp, args: Sequence[Any]) -> list[Any] | None:
+    """Run an op part by part, where the split dim is a factor of it."""
+    rule = item.op.rule
+    if rule is None:
+        return None
+    cut = {
+        (layout[x.dim], x.sizes)
+        for layout, x in zip(rule.operands, args, strict=True)
+        if isinstance(x, ValueParts)
+    }
+    dim, sizes = next(iter(cut))
+    found = along(item.op, dim) if len(cut) == 1 else None
+    if found is None or rule.factors[dim[0]].size != sum(sizes):
+        return None
+    given = [
+        [whole(x)] * len(sizes) if d == -1 else in_parts(x, d, sizes).arrays
+        for x, d in zip(args, found.dims, strict=True)
+    ]
+    made = [
+        bind_part(item.eqn, own, found.results, size)
+        for own, size in zip(zip(*given, strict=True), sizes, strict=True)
+    ]
+    return [
+        functools.reduce(COMBINE[found.reducer], row) if d == -1 else ValueParts(d, row)
+        for d, row in zip(found.results, zip(*made, strict=True), strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +310,8 @@ def unstacked(closed: Any, program: Program, stacks: Sequence[LayerStack]) -> Un
       stacks: inputs, and the parts of each.
     """
     sizes, tied = _sizes(stacks), [out.state_of for out in program.outputs]
-    walk, opened = InParts(program), open_jaxpr(closed)
+    opened = open_jaxpr(closed)
+    flat = flatten(program, closed, plain_calls(program, CALLS - REMATS))
     inputs = [e for i in range(len(opened.invars)) for e in _ends(i, sizes.get(i))]
     outputs = [e for k, of in enumerate(tied) for e in _ends(k, sizes.get(of))]
 
@@ -352,13 +328,15 @@ def unstacked(closed: Any, program: Program, stacks: Sequence[LayerStack]) -> Un
         args = [
             ValueParts(0, tuple(xs)) if i in sizes else xs[0] for i, xs in given.items()
         ]
-        found: list[Any] = []
-        outs = walk.block(program.body, opened, (), args)
-        for x, of in zip(outs, tied, strict=True):
-            parts = sizes.get(of)
-            found += (
-                [walk.whole(x)] if parts is None else walk.parts(x, 0, parts).arrays
-            )
+        env, found = dict[int, Any](), list[Any]()
+
+        def op(item: FlatOp) -> list[Any]:
+            return run_in_parts(item, [flat.read(v, env) for v in item.operands])
+
+        run_region(flat.top, args, env, op)
+        for v, of in zip(flat.top.outputs, tied, strict=True):
+            x, parts = flat.read(v, env), sizes.get(of)
+            found += [whole(x)] if parts is None else in_parts(x, 0, parts).arrays
         return found
 
     made = without_dead_code(traced_on(run, map(aval, inputs)))
