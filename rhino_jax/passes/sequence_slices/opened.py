@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -178,12 +178,18 @@ def equal_values(apart: Apart, opened: OpenedProgram) -> EqualValues:
             equal.bounds[values.number(v)] = exactly(const)
         return values
 
-    first = apart.before
-    before = flatten(import_jaxpr(first, name=""), first, is_top_entered=False)
-    of = numbered(before, {}, [*apart.captured, *jaxpr_consts(first)]).number
-    for each in before.top.ops:
+    once = flatten(import_jaxpr(apart.once, name=""), apart.once, is_top_entered=False)
+    top, consts = once.top, jaxpr_consts(apart.once)
+    entering = top.outputs[: len(apart.entering)]
+    ops = tuple(top.ops[i] for i in sorted(top.needed(entering)[0]))
+    last = len(top.inputs) - len(consts)
+    once.consts.update(zip(top.inputs[last:], consts, strict=True))
+    inputs = top.inputs[: last - len(apart.leaving)]
+    top = replace(top, inputs=inputs, ops=ops)
+    of = numbered(replace(once, top=top), {}, apart.captured).number
+    for each in top.ops:
         equal.evaluate(each.eqn, [*map(of, each.operands)], [*map(of, each.results)])
-    read = map(of, before.top.outputs)
+    read = map(of, entering)
     given = dict(zip(opened.flat.top.inputs[1:], read, strict=False))
     numbers = numbered(opened.flat, given, jaxpr_consts(apart.piece)).of
     equal.numbers.update(numbers)

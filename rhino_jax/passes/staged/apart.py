@@ -1,4 +1,4 @@
-"""A micro-batched step as three programs: before the loop, its body, and after it.
+"""A micro-batched step as two programs: the body of its loop, and what runs once.
 
 Where the rows of the batch meet once (contrastive logits, a balancing loss), a step has
 two loops. The second recomputes what the first did, and then what needs values of all
@@ -7,7 +7,6 @@ rows: as one body it runs once, and waits midway for what couples the micro-batc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,36 +54,32 @@ class Apart:
 
     Attributes:
       cut: which ops run in and outside of the loop.
-      before: closed jaxpr; the step's inputs → inputs of a micro-batch (`entering`):
-        whole values as they are, data as [.., rows of a micro-batch, micro-batches,
-        ..].
-      piece: closed jaxpr of a micro-batch; its number, `entering` → its outputs.
-      after: closed jaxpr; the step's inputs, accumulated outputs of all micro-batches →
-        results.
+      once: closed jaxpr; the step's inputs, accumulated outputs of all micro-batches →
+        inputs of a micro-batch (`entering`, `coupled`), then results of the step. Of
+        inputs, whole values are as they are, data [.., rows of a micro-batch,
+        micro-batches, ..].
+      piece: closed jaxpr of a micro-batch; its number, `entering`, `coupled` → its
+        outputs.
       entering, leaving: values that cross the loop's border.
       sources: for every value that enters, positions of the step's inputs that it
         depends on; empty for what is coupled.
       data: positions of the inputs that hold the batch.
-      between: closed jaxpr; the step's inputs, accumulated early outputs of all
-        micro-batches → `coupled`.
-      early: how many of the outputs, the first ones, are read by `between`; 0 where
+      early: how many of the outputs, the first ones, `coupled` depends on; 0 where
         micro-batches are not coupled.
-      coupled: inputs of a micro-batch, after all of `entering`, that `between`
-        computes.
+      coupled: inputs of a micro-batch, after all of `entering`, that depend on outputs
+        of all micro-batches.
       captured: constants that the step captured, its last inputs.
       at: for every equation of `piece` the chunk in which it runs, None where that is
         not known; empty where it follows from what equations read.
     """
 
     cut: MicrobatchCut
-    before: Any
+    once: Any
     piece: Any
-    after: Any
     entering: tuple[LoopCrossing, ...]
     leaving: tuple[LoopCrossing, ...]
     sources: tuple[frozenset[int], ...]
     data: frozenset[int]
-    between: Any
     early: int
     coupled: tuple[LoopCrossing, ...]
     captured: tuple[Any, ...] = ()
@@ -154,7 +149,7 @@ def take_apart(
     count: int,
     places: tuple[str, ...] = (),
 ) -> Apart:
-    """Divide a step into programs before, in and after its loop over micro-batches.
+    """Divide a step into programs in and outside of its loop over micro-batches.
 
     Args:
       closed: a closed jaxpr.
@@ -185,25 +180,18 @@ def take_apart(
     ops = tuple(sorted({op for loop in loops for op in loop.ops}))
     body = MicrobatchLoop(ops, entering, leaving)
 
-    def known(arrays: Sequence[Any], ops: frozenset[int] = middle) -> dict[int, Any]:
-        """Return all values that are available before the last loop, given the step's
-        inputs, then outputs of all micro-batches."""
+    def once(*arrays: Any) -> list[Any]:
         env = dict(zip(inputs, arrays, strict=False))
         flat.run(pre, env)
         left = arrays[len(inputs) :]
-        env.update(zip((c.value for c in leaving), left, strict=False))
-        flat.run(ops, env)
-        return env
-
-    def enters(env: dict[int, Any], values: Sequence[LoopCrossing]) -> list[Any]:
-        read = ((c, flat.read(c.value, env)) for c in values)
-        return [x if c.how == "whole" else view(x, c.span, split)[0] for c, x in read]
-
-    def before(*arrays: Any) -> list[Any]:
-        return enters(known(arrays, frozenset()), entering)
-
-    def between(*arrays: Any) -> list[Any]:
-        return enters(known(arrays), coupled)
+        env.update(zip((c.value for c in leaving), left, strict=True))
+        flat.run(middle, env)
+        read = [(c, flat.read(c.value, env)) for c in (*entering, *coupled)]
+        flat.run(post, env)
+        return [
+            *(x if c.how == "whole" else view(x, c.span, split)[0] for c, x in read),
+            *(flat.read(v, env) for v in flat.top.outputs),
+        ]
 
     def piece(index: Any, *arrays: Any) -> list[Any]:
         pairs = [*zip((*entering, *coupled), arrays, strict=True)]
@@ -212,31 +200,23 @@ def take_apart(
         at = Piece(split, index)
         return PieceEmitter(found, at, lambda v: flat.read(v, env), views).top(body)
 
-    def after(*arrays: Any) -> list[Any]:
-        env = known(arrays)
-        flat.run(post, env)
-        return [flat.read(v, env) for v in flat.top.outputs]
-
     given = [v.aval for v in consts_as_inputs(open_jaxpr(closed)).invars]
-    first = without_dead_code(traced_on(before, given))
-    number = jax.core.ShapedArray((), jnp.dtype("int32"))
     whole = [cut.program.values[c.value] for c in leaving]
     types = [jax.core.ShapedArray(v.shape, jnp.dtype(v.dtype)) for v in whole]
-    joined = traced_on(between, [*given, *types[:early]])
-    reads = [*open_jaxpr(first).outvars, *open_jaxpr(joined).outvars]
+    outside = without_dead_code(traced_on(once, [*given, *types]))
+    number = jax.core.ShapedArray((), jnp.dtype("int32"))
+    reads = open_jaxpr(outside).outvars[: len(entering) + len(coupled)]
     one = traced_on(piece, [number, *(v.aval for v in reads)])
-    last = traced_on(after, [*given, *types])
+    sources = _sources(open_jaxpr(outside))[: len(entering)]
     positions = {entry.value: i for i, entry in enumerate(cut.program.inputs)}
     return Apart(
         cut=cut,
-        before=first,
+        once=outside,
         piece=without_dead_code(one),
-        after=without_dead_code(last),
         entering=entering,
         leaving=leaving,
-        sources=(*_sources(open_jaxpr(first)), *(frozenset[int]() for _ in coupled)),
+        sources=(*sources, *(frozenset[int]() for _ in coupled)),
         data=frozenset(positions[v] for v in cut.inputs),
-        between=without_dead_code(joined),
         early=early,
         coupled=coupled,
         captured=jaxpr_consts(closed),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -27,57 +27,52 @@ class ValueNames:
     types: dict[ValueKey, Any] = field(default_factory=dict)
 
     @cached_property
-    def before(self) -> FlatRegion:
-        return _ops_of(self.apart.before)
-
-    @cached_property
-    def between(self) -> FlatRegion:
-        return _ops_of(self.apart.between)
+    def once(self) -> FlatRegion:
+        """The program outside of the loop over micro-batches."""
+        return _ops_of(self.apart.once)
 
     @cached_property
     def after(self) -> FlatRegion:
-        return _ops_of(self.apart.after)
+        """The ops of `once` that results of the step depend on."""
+        once, apart = self.once, self.apart
+        results = once.outputs[len(apart.entering) + len(apart.coupled) :]
+        ops = sorted(once.needed(results)[0])
+        return replace(once, outputs=results, ops=tuple(once.ops[i] for i in ops))
 
     @property
     def inputs(self) -> int:
         """Number of inputs of the step."""
-        return len(self.before.inputs)
+        return len(self.once.inputs) - len(self.apart.leaving)
 
     def _given(self, key: ValueKey, aval: Any) -> ValueKey:
         self.types.setdefault(key, aval)
         return key
 
-    def given(self, region: FlatRegion, value: int) -> ValueKey:
-        """Return the key of a value that is read before, between or after the loop.
-
-        Args:
-          region: the program before, between or after it.
-          value: its id there.
-        """
-        at = region.place.get(value)
+    def given(self, value: int) -> ValueKey:
+        """Return the key of a value, by its id, that is read outside of the loop."""
+        at = self.once.place.get(value)
         if at is None:
             return self.made_after(value)
         if at < self.inputs:
-            return self._given(ValueKey(ValueKind.INPUT, at), region.avals[value])
+            return self._given(ValueKey(ValueKind.INPUT, at), self.once.avals[value])
         return self.left(at - self.inputs)
 
-    def as_read(self, region: FlatRegion, value: int, x: Any) -> Any:
-        """Return the array of a value as it is read: accumulated outputs converted.
-
-        Args:
-          region, value: as of `given`.
-          x: the array.
-        """
-        at = region.place.get(value, -1) - self.inputs
-        return x if at < 0 else self.apart.finished(at, x, region.avals[value].dtype)
+    def as_read(self, value: int, x: Any) -> Any:
+        """Return the array of a value as it is read outside of the loop: accumulated
+        outputs converted."""
+        at = self.once.place.get(value, -1) - self.inputs
+        dtype = self.once.avals[value].dtype
+        return x if at < 0 else self.apart.finished(at, x, dtype)
 
     def entering(self, position: int) -> ValueKey:
         """Return the key of an input of micro-batches, by its position among these."""
-        value = self.before.outputs[position]
-        if value in self.before.place:
-            return self.given(self.before, value)
-        aval = self.before.avals[value]
-        return self._given(ValueKey(ValueKind.ENTERING, position), aval)
+        value, count = self.once.outputs[position], len(self.apart.entering)
+        if position < count and value in self.once.place:
+            return self.given(value)
+        key = ValueKey(ValueKind.ENTERING, position)
+        if position >= count:
+            key = ValueKey(ValueKind.COUPLED, position - count)
+        return self._given(key, self.once.avals[value])
 
     def inside(self, value: int) -> ValueKey:
         """Return the key of a value that a micro-batch reads or computes, by its id."""
@@ -86,13 +81,7 @@ class ValueNames:
             return self._given(ValueKey(ValueKind.INSIDE, value), aval)
         if at == 0:
             return self._given(ValueKey(ValueKind.PIECE), aval)
-        coupled = at - 1 - len(self.apart.entering)
-        return self.entering(at - 1) if coupled < 0 else self.coupled(coupled)
-
-    def coupled(self, position: int) -> ValueKey:
-        """Return the key of a value computed between forward and backward passes."""
-        aval = self.between.avals[self.between.outputs[position]]
-        return self._given(ValueKey(ValueKind.COUPLED, position), aval)
+        return self.entering(at - 1)
 
     def left(self, position: int) -> ValueKey:
         """Return the key of an accumulated output of all micro-batches."""
@@ -101,17 +90,16 @@ class ValueNames:
         )
 
     def is_left(self, value: int) -> bool:
-        """Whether a value of the program after the loop is an accumulated output."""
-        return self.after.place.get(value, -1) >= self.inputs
+        """Whether a value outside of the loop is an accumulated output."""
+        return self.once.place.get(value, -1) >= self.inputs
 
     def made_after(self, value: int) -> ValueKey:
         """Return the key of a value computed, or output converted, after the loop."""
-        return self._given(ValueKey(ValueKind.AFTER, value), self.after.avals[value])
+        return self._given(ValueKey(ValueKind.AFTER, value), self.once.avals[value])
 
     def result(self, value: int) -> ValueKey:
         """Return the key of a result of the step."""
-        is_left = self.is_left(value)
-        return self.made_after(value) if is_left else self.given(self.after, value)
+        return self.made_after(value) if self.is_left(value) else self.given(value)
 
 
 @lru_cache(maxsize=8)

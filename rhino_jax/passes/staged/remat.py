@@ -79,8 +79,7 @@ def applied(
       The micro-batch: the same equations, with the same ids of values; which other
         values to recompute; which are saved to recompute these.
     """
-    if sides is not asked:
-        choice = _in_ids_of(sides, choice, asked)
+    choice = _in_ids_of(sides, choice, asked)
     flat = sides.flat
     stacked = {s.value for s in find_stacks(flat, halves_of(flat.top))}
     slices = tuple(v for v in choice.recompute if v in stacked)
@@ -111,8 +110,7 @@ def offloaded(
     forward, found = _forward_values(sides), {}
     for group, text in remat.values.items():
         choice = RematChoice((), (), RematChoice.parse(text).offload)
-        if sides is not asked and choice.offload:
-            choice = _in_ids_of(sides, choice, asked)
+        choice = _in_ids_of(sides, choice, asked)
         found[group] = forward.intersection(choice.offload)
     return {group: values for group, values in found.items() if values}
 
@@ -148,6 +146,8 @@ def _in_ids_of(sides: Sides, choice: RematChoice, asked: Sides) -> RematChoice:
     from. The memory of this is not hidden: submeshes are planned from the tasks that
     result.
     """
+    if sides is asked:
+        return choice
     ids: dict[int, int] = {}
     before, now = asked.program, sides.program
     pair_regions(before, before.body, now, now.body, ids)

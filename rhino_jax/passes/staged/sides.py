@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from rhino_jax._compat import jaxpr_consts
 from rhino_jax.errors import PlanFileError
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.staged.apart import Apart, take_apart
+from rhino_jax.passes.staged.holding import is_plain
 from rhino_jax.rewrite.flat import FlatProgram, FlatRegion
 from rhino_jax.rewrite.flatten import flatten
 
@@ -180,11 +178,6 @@ class Sides:
             yield found
 
 
-def _is_array(aval: Any) -> bool:
-    is_key = jnp.issubdtype(aval.dtype, jax.dtypes.extended)
-    return bool(aval.shape) and not is_key
-
-
 def apart_as_planned(
     closed: Any,
     program: Program,
@@ -248,7 +241,9 @@ def _sides_of(
     parameters = frozenset(
         value
         for value, made_of in zip(region.inputs[1:], sources, strict=True)
-        if made_of - data and _is_array(region.avals[value])
+        if made_of - data
+        and region.avals[value].shape
+        and is_plain(region.avals[value])
     )
     coupled = frozenset(region.inputs[1 + entering :])
     ahead, _ = region.needed(region.outputs[:early])

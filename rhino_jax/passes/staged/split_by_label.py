@@ -116,7 +116,7 @@ def apart_sums(apart: Apart, labels: Labels) -> Apart | None:
         apart,
         piece=piece,
         at=at,
-        after=_after(apart, places),
+        once=_once(apart, places),
         leaving=tuple(leaving),
     )
 
@@ -191,9 +191,9 @@ def _piece(
     return piece, tuple(None if tag is None else apart.at[int(tag)] for tag in tags)
 
 
-def _after(apart: Apart, terms: Sequence[range]) -> Any:
-    """Return the program after the loop, with terms as inputs in place of sums."""
-    opened, consts = open_jaxpr(apart.after), jaxpr_consts(apart.after)
+def _once(apart: Apart, terms: Sequence[range]) -> Any:
+    """Return the program outside of the loop, with terms as inputs in place of sums."""
+    opened, consts = open_jaxpr(apart.once), jaxpr_consts(apart.once)
     count = len(opened.invars) - len(terms)
     inputs, sums = opened.invars[:count], opened.invars[count:]
 

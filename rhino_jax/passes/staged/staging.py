@@ -9,17 +9,16 @@ and submeshes would else wait for one another.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from rhino_jax.ir.congruence import pair_regions
 from rhino_jax.passes.staged.after import After
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.holding import is_plain, may_wait
 from rhino_jax.passes.staged.labels import Labels
 from rhino_jax.passes.staged.names import ValueNames
 from rhino_jax.passes.staged.remat import StagedRemat, applied, offloaded
-from rhino_jax.passes.staged.sides import Sides, sides_of
+from rhino_jax.passes.staged.sides import sides_of
 from rhino_jax.passes.staged.split_by_label import apart_loops, apart_sums
 from rhino_jax.passes.staged.step import (
     StagedStep,
@@ -33,43 +32,33 @@ from rhino_jax.passes.staged.step import (
 from rhino_jax.rewrite.flat import FlatRegion
 
 
-def starts(labels: Labels, names: ValueNames) -> list[StagedTask]:
-    """Return the START task of every submesh: its entering values and zeroed sums.
+def ahead(
+    labels: Labels, names: ValueNames, kind: TaskKind, values: Set[int]
+) -> list[StagedTask]:
+    """Return the START or BETWEEN task of every submesh.
 
     Args:
       labels: of micro-batches.
       names: keys of the values of the step.
+      kind: of the tasks; START tasks make zeroed sums, too.
+      values: inputs of micro-batches that they compute where these are read.
     """
-    before, place = names.before, labels.region.place
-    read = _read_by_groups(labels, place.keys() - labels.sides.coupled)
-    found = []
+    once, place, found = names.once, labels.region.place, list[StagedTask]()
     for group in range(labels.groups):
-        entering = sorted(place[v] - 1 for v in read[group])
-        made = [p for p in entering if p >= 0 and before.outputs[p] not in before.place]
-        gives = {names.entering(p): before.outputs[p] for p in made}
-        ops, needed = before.needed(gives.values())
+        read = {
+            v
+            for label, reads in enumerate(labels.reads)
+            if labels.group(label) == group
+            for v in reads & values
+        }
+        at = sorted(place[v] - 1 for v in read)
+        keys = {names.entering(p): once.outputs[p] for p in at if p >= 0}
+        gives = {k: v for k, v in keys.items() if k.kind is not ValueKind.INPUT}
+        ops, needed = once.needed(gives.values())
         sums = [k for k, at in enumerate(labels.left_at) if labels.group(at) == group]
-        at = TaskKind.START, group, 0
-        found.append(_task(names, at, before, ops, sorted(needed), gives, sums))
-    return found
-
-
-def between(labels: Labels, names: ValueNames) -> list[StagedTask]:
-    """Return the BETWEEN tasks, one for every submesh that reads coupled values.
-
-    Args:
-      labels: of micro-batches.
-      names: keys of the values of the step.
-    """
-    region, first = names.between, 1 + len(names.apart.entering)
-    found = []
-    for group, values in enumerate(_read_by_groups(labels, labels.sides.coupled)):
-        made = [labels.region.place[v] - first for v in sorted(values)]
-        if made:
-            gives = {names.coupled(p): region.outputs[p] for p in made}
-            ops, needed = region.needed(gives.values())
-            at = TaskKind.BETWEEN, group, 0
-            found.append(_task(names, at, region, ops, sorted(needed), gives))
+        sums = sums if kind is TaskKind.START else []
+        of = kind, group, 0
+        found.append(_task(names, of, once, ops, sorted(needed), gives, sums))
     return found
 
 
@@ -101,14 +90,6 @@ def updates(names: ValueNames, after: After) -> list[StagedTask]:
     return found
 
 
-def _read_by_groups(labels: Labels, values: Collection[int]) -> list[set[int]]:
-    """Return for every submesh which of some values its micro-batches read."""
-    found: list[set[int]] = [set() for _ in range(labels.groups)]
-    for label, reads in enumerate(labels.reads):
-        found[labels.group(label)] |= reads & frozenset(values)
-    return found
-
-
 def _task(
     names: ValueNames,
     at: tuple[TaskKind, int, int],
@@ -123,7 +104,7 @@ def _task(
     Args:
       names: keys of the values of the step.
       at: kind, submesh and round of the task.
-      region: the program before, between or after the loop.
+      region: the program outside of the loop, or ops of it.
       ops: positions of those of its ops that run.
       reads: ids of the values that they read.
       gives: key → id of a result.
@@ -132,12 +113,12 @@ def _task(
 
     def run(*arrays: Any) -> list[Any]:
         pairs = zip(reads, arrays, strict=True)
-        env = {v: names.as_read(region, v, x) for v, x in pairs}
+        env = {v: names.as_read(v, x) for v, x in pairs}
         region.run(sorted(ops), env)
         made = [region.result(v, env) for v in gives.values()]
         return [*made, *map(names.apart.start, sums)]
 
-    keys = tuple(names.given(region, v) for v in reads)
+    keys = tuple(map(names.given, reads))
     return StagedTask(*at, keys, (*gives, *map(names.left, sums)), run)
 
 
@@ -173,12 +154,10 @@ def staged(
         its optimizer state (`Unstacked.together`).
     """
     asked = sides_of(apart)
-    sides = asked
     if is_split:
         apart = with_split_loops(apart, stages, group_of)
-        sides = sides_of(apart)
-        stages = _stages_of(sides, asked, stages)
     while True:
+        sides = sides_of(apart)  # with the same forward ops, in the same order
         labels = Labels.at(
             sides,
             stages,
@@ -190,10 +169,7 @@ def staged(
         parted = apart_sums(apart, labels)
         if parted is None:
             break
-        apart, before = parted, sides
-        sides = sides_of(apart)
-        # `apart.at`, where there is one, has the chunk of every equation.
-        stages = stages if apart.at else _stages_of(sides, before, stages)
+        apart = parted
     sent = offloaded(sides, remat, asked)
     if remat.values:
         sides, again, saved = applied(sides, apart, remat.choice, asked)
@@ -207,31 +183,6 @@ def staged(
             saved=saved,
         )
     return _step(apart, labels, sent, together)
-
-
-def _stages_of(sides: Sides, before: Sides, stages: Sequence[int]) -> list[int]:
-    """Return the chunk of every forward equation of a retraced micro-batch.
-
-    Args:
-      sides: of the micro-batch as it is now.
-      before, stages: of the micro-batch before, and for its forward equations their
-        chunks.
-    """
-    ids: dict[int, int] = {}
-    now, then = sides.program, before.program
-    pair_regions(now, now.body, then, then.body, ids)
-    known: dict[int, int] = {}
-    for i, chunk in zip(before.forward, stages, strict=True):
-        known.update(dict.fromkeys(before.region.makes[i], chunk))
-    of_value: dict[int, int] = {}
-    found = []
-    for i in sides.forward:
-        makes = sides.region.makes[i]
-        read = max((of_value.get(v, 0) for v in sides.region.reads[i]), default=0)
-        chunk = max((known.get(ids.get(v, -1), read) for v in makes), default=read)
-        found.append(chunk)
-        of_value.update(dict.fromkeys(makes, chunk))
-    return found
 
 
 def with_split_loops(
@@ -273,7 +224,7 @@ def _step(
                 if key.kind is ValueKind.SUM:
                     yield send(key, labels.left_at[key.number], task.group)
         for s in sorted(after.sent, key=lambda s: (s.round, s.value, s.target)):
-            key = names.given(names.after, s.value)
+            key = names.given(s.value)
             if key.kind is ValueKind.SUM:
                 yield send(key, labels.left_at[key.number], s.target)
             else:
@@ -286,11 +237,10 @@ def _step(
 
     pieces = [_piece(apart, labels, names, label) for label in range(labels.count)]
     forward, back = pieces[: labels.chunks], pieces[labels.chunks :]
-    first, last, middle = (
-        starts(labels, names),
-        updates(names, after),
-        between(labels, names),
-    )
+    coupled = labels.sides.coupled
+    first = ahead(labels, names, TaskKind.START, labels.region.place.keys() - coupled)
+    middle = ahead(labels, names, TaskKind.BETWEEN, coupled)
+    last = updates(names, after)
     tasks: list[list[StagedTask]] = [[] for _ in range(groups)]
     for task in (*first, *forward, *middle, *back, *last):
         if task.makes:

@@ -17,6 +17,7 @@ from rhino_jax.passes.staged.apart import Apart, take_apart
 from rhino_jax.passes.staged.sides import sides_of
 from tests.passes import zoo
 from tests.passes.interpreter import interpret
+from tests.passes.staged.helpers_staged import entering
 
 
 B, S, D, H, V = 4, 12, 8, 2, 16
@@ -129,8 +130,8 @@ def check(
     """Check that slices leave what the undivided micro-batch leaves, in an order that
     runs."""
     cut = sliced(apart, lengths)
-    entering = [np.int32(1), *run(apart.before, arrays)]
-    expected, got = run(apart.piece, entering), run(cut.piece, entering)
+    enters = [np.int32(1), *entering(apart, arrays, run)]
+    expected, got = run(apart.piece, enters), run(cut.piece, enters)
     most = max(np.abs(np.asarray(x, np.float64)).max(initial=0) for x in expected)
     for i, (a, b) in enumerate(zip(expected, got, strict=True)):
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)

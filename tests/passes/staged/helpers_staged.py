@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rhino_jax._compat import open_jaxpr
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.passes.staged.apart import Apart, take_apart
 from rhino_jax.passes.staged.in_slices import staged_in_slices
@@ -47,6 +48,19 @@ def undivided(traced: Traced, arrays: Sequence[Any]) -> list[Any]:
 def taken_apart(traced: Traced, count: int) -> Apart:
     """Return `take_apart` of a step, once for every count of micro-batches."""
     return take_apart(traced.closed_jaxpr, traced.program, count)
+
+
+def entering(
+    apart: Apart,
+    arrays: Sequence[Any],
+    run: Callable[..., list[Any]] = interpret,
+) -> list[Any]:
+    """Return what enters every micro-batch, of a step whose micro-batches are not
+    coupled."""
+    assert not apart.coupled
+    types = [v.aval for v in open_jaxpr(apart.once).invars[len(arrays) :]]
+    sums = [np.zeros(v.shape, v.dtype) for v in types]
+    return run(apart.once, [*arrays, *sums])[: len(apart.entering)]
 
 
 def _interpreted(step: StagedStep, task: StagedTask) -> Callable[..., list[Any]]:

@@ -74,7 +74,7 @@ def test_what_both_loops_do_is_done_once():
 
     assert len(apart.cut.loops) == 2 and apart.cut.again_flops > 0
     assert products(apart.piece) == products(traced.closed_jaxpr)
-    assert not products(apart.between) and not products(apart.after)
+    assert not products(apart.once)
 
 
 def test_a_group_reads_of_others_what_couples_once_a_step():

@@ -13,15 +13,16 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.passes.staged.apart import take_apart
 from tests.cases import covering
 from tests.passes.interpreter import interpret
+from tests.passes.staged.helpers_staged import entering
 from tests.passes.zoo import of_zoo
 
 
 def check(closed, program, arrays, rtol=1e-5):
     """Check that the parts of a step give what it gives; return them."""
     apart = take_apart(closed, program, 1)
-    enters = interpret(apart.before, arrays)
+    enters = entering(apart, arrays)
     left = interpret(apart.piece, [np.int32(0), *enters])
-    got = interpret(apart.after, [*arrays, *left])
+    got = interpret(apart.once, [*arrays, *left])[len(enters) :]
     for a, b in zip(interpret(closed, arrays), got, strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6)
     return apart
@@ -43,7 +44,7 @@ def test_a_long_sequence_is_one_micro_batch(name, overrides):
     traced, arrays = of_zoo(name, batch=1, **overrides)
     apart = check(traced.closed_jaxpr, traced.program, arrays)
     # Forward and backward passes are in it, and nothing but the update is after it.
-    assert products(apart.before) == products(apart.after) == 0
+    assert products(apart.once) == 0
     assert products(apart.piece) == products(traced.closed_jaxpr)
     assert {c.how for c in apart.leaving} == {"sum", "unchanged"}
 
