@@ -239,6 +239,9 @@ is about one layer's activations; more chunks are worth a try where the logits s
 make the peak. Every chunk reads the head's weights and accumulates their gradient once
 more."""
 
+MAX_HEADS = 8
+"""Maximum number of output projections that are tried, largest first."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkChoice:
@@ -246,13 +249,9 @@ class ChunkChoice:
 
     Attributes:
       count: number of chunks.
-      accumulate: dtype in which sums of narrower floats are accumulated.
-      most_tried: maximum number of output projections that are tried, largest first.
     """
 
     count: int
-    accumulate: str = "float32"
-    most_tried: int = 8
 
 
 def run_in_chunks(closed: Any, program: Program, choice: str) -> Any:
@@ -270,10 +269,9 @@ def run_in_chunks(closed: Any, program: Program, choice: str) -> Any:
         can be chunked.
     """
     read = read_choice(ChunkChoice, choice, "the choice of chunks")
-    cut, found, loop = _find(closed, program, read)
+    cut, found, loop = _find(closed, program, read.count)
     inner = closed if loop is None else closed_region_jaxprs(loop)[0]
-    made = retraced(inner, emitted(found, cut, read.accumulate, SCOPE))
-    made = without_dead_code(made)
+    made = without_dead_code(retraced(inner, emitted(found, cut, SCOPE)))
     if loop is None:
         return made
 
@@ -298,7 +296,7 @@ def may_chunk(
       A schedule of the program, or of the body of one of its loops.
     """
     try:
-        return _find(closed, program, ChunkChoice(count))[0]
+        return _find(closed, program, count)[0]
     except MicrobatchError as error:
         return error
 
@@ -331,7 +329,7 @@ PASS = ProgramPass(
 
 
 def _find(
-    closed: Any, program: Program, choice: ChunkChoice
+    closed: Any, program: Program, count: int
 ) -> tuple[MicrobatchCut, FlowResult, Any]:
     """Find a schedule of the program, or of the body of a loop of its user's.
 
@@ -343,16 +341,16 @@ def _find(
     """
     flat = flatten(program, closed, all_calls())
     for loop, inner in _programs(flat):
-        for head in islice(heads_of(inner), choice.most_tried):
-            if choice.count <= head.cut.size:
-                found = _cut(inner, head, choice)
+        for head in islice(heads_of(inner), MAX_HEADS):
+            if count <= head.cut.size:
+                found = _cut(inner, head, count)
                 if found is not None:
                     return *found, loop
     heads = [*heads_of(flat)]
     raise MicrobatchError(
         f"`{program.name}` makes no long rows of which a loss is made at once.",
         where=str(heads[0].item.op.source) if heads else f"`{program.name}`",
-        numbers=f"{len(heads)} products with a parameter, {choice.count} chunks",
+        numbers=f"{len(heads)} products with a parameter, {count} chunks",
         fix="leave them whole.",
     )
 
@@ -372,7 +370,7 @@ def _programs(flat: FlatProgram) -> Iterator[tuple[Any, FlatProgram]]:
 
 
 def _cut(
-    flat: FlatProgram, head: Head, choice: ChunkChoice
+    flat: FlatProgram, head: Head, count: int
 ) -> tuple[MicrobatchCut, FlowResult] | None:
     """Return a schedule of one loop that no full logits enter or leave, or None."""
     part = part_of(flat, head)
@@ -385,7 +383,7 @@ def _cut(
     demand = Demand.of(found)
     if len(demand.bodies) != 1 or head.item.op.id not in demand.bodies[0].ops:
         return None
-    cut = cut_of(flat.program, found, demand, choice.count, head.cut.size)
+    cut = cut_of(demand, count)
     values = flat.program.values
     least = size_of(values[head.item.results[0]])
     (loop,) = cut.loops

@@ -17,7 +17,6 @@ class MicrobatchChoice:
 
     Attributes:
       count: number of micro-batches.
-      accumulate: dtype in which sums of narrower floats are accumulated.
       most_loops: maximum number of loops over micro-batches; None: any number.
       most_growth: maximum size of all loops together, in ops and in FLOPs, relative to
         the program's: an op runs again in every loop that needs what it computes. Three
@@ -36,7 +35,6 @@ class MicrobatchChoice:
     """
 
     count: int
-    accumulate: str = "float32"
     most_loops: int | None = None
     most_growth: float = 3.0
     most_meeting: float = 0.1

@@ -160,12 +160,12 @@ def _cut(
             numbers=f"{MAX_CHANGES} loops and recomputed regions taken apart",
             fix="plan with `microbatches=1`.",
         )
-    _check_batch(program, found)
+    _check_batch(found)
     demand = Demand.of(found)
-    cut = cut_of(program, found, demand, choice.count, rows)
+    cut = cut_of(demand, choice.count)
     cut = replace(cut, inputs=tuple(sorted(inputs)), opened=tuple(sorted(opened)))
     _check_own(cut)
-    _check(program, choice, cut, _waits(found, demand), found)
+    _check(choice, cut, demand)
     return cut, found
 
 
@@ -185,25 +185,22 @@ def _alike(program: Program, region: int) -> set[int]:
     }
 
 
-def cut_of(
-    program: Program, found: FlowResult, demand: Demand, count: int, rows: int
-) -> MicrobatchCut:
-    """Build the schedule from the analysis and the demand of values.
+def cut_of(demand: Demand, count: int) -> MicrobatchCut:
+    """Build the schedule from the demand of values.
 
     Args:
-      program: the program.
-      found: how each value depends on the batch.
       demand: which ops run in which loop.
       count: number of micro-batches.
-      rows: size of the batch.
     """
+    found, program = demand.found, demand.found.flat.program
+    rows = found.sizes.rows
     flops = {op.id: program.flops_of(op) for op in program.ops}
     loops, outside = demand.loops(), demand.outside()
     runs: dict[int, int] = {}
     for loop in loops:
         for op in loop.ops:
             runs[op] = runs.get(op, 0) + 1
-    waits, states = _waits(found, demand), found.states.items()
+    waits, states = _waits(demand), found.states.items()
     partials = ((v, s) for v, s in states if isinstance(s, Partial))
     sums = {v for v, s in partials if s.reducer == "sum"}
     return MicrobatchCut(
@@ -241,9 +238,9 @@ def _check_even(program: Program, count: int, rows: int) -> None:
     )
 
 
-def _check_batch(program: Program, found: FlowResult) -> None:
+def _check_batch(found: FlowResult) -> None:
     """Refuse a batch dim that is contracted with a parameter: it is a feature dim."""
-    rows = found.sizes.rows
+    rows, program = found.sizes.rows, found.flat.program
     for item in found.flat.top.ops:
         if not item.op.traits.is_contraction:
             continue
@@ -263,11 +260,11 @@ def _check_batch(program: Program, found: FlowResult) -> None:
                 )
 
 
-def _waits(found: FlowResult, demand: Demand) -> list[BatchCoupling]:
+def _waits(demand: Demand) -> list[BatchCoupling]:
     """Return for each loop but the first an op coupling the batch that delays it."""
     body_ops = [set(body.ops) for body in demand.bodies]
     waits: dict[int, BatchCoupling] = {}
-    for meeting in found.meetings:
+    for meeting in demand.found.meetings:
         is_full = any(v in demand.time for v in meeting.item.results)
         is_run = any(meeting.item.op.id in ops for ops in body_ops)
         if is_run or (is_full and meeting.is_costly):
@@ -275,14 +272,8 @@ def _waits(found: FlowResult, demand: Demand) -> list[BatchCoupling]:
     return [waits[p] for p in sorted(waits) if 0 < p < len(demand.bodies)]
 
 
-def _check(
-    program: Program,
-    choice: MicrobatchChoice,
-    cut: MicrobatchCut,
-    waits: list[BatchCoupling],
-    found: FlowResult,
-) -> None:
-    loops = len(cut.loops)
+def _check(choice: MicrobatchChoice, cut: MicrobatchCut, demand: Demand) -> None:
+    program, found, loops = cut.program, demand.found, len(cut.loops)
     in_loops = sum(len(loop.ops) for loop in cut.loops)
     if not in_loops:
         coupled = _of_rows(found) or found.meetings
@@ -298,14 +289,15 @@ def _check(
     again = cut.again_flops / cut.flops if cut.flops else 0.0
     growth = max(in_loops / len(found.flat.top.ops), 1 + again)
     most = choice.most_loops
+    numbers = ""
     if most is not None and loops > most:
-        raise _meets_again(program, cut, waits, f"{loops} loops, at most {most}")
-    if growth > choice.most_growth:
+        numbers = f"at most {most}"
+    elif growth > choice.most_growth:
         numbers = (
-            f"{loops} loops, {growth:.1f} times the program, at most"
-            f" {choice.most_growth:g} times"
+            f"{growth:.1f} times the program, at most {choice.most_growth:g} times"
         )
-        raise _meets_again(program, cut, waits, numbers)
+    if numbers:
+        raise _meets_again(cut, _waits(demand), f"{loops} loops, {numbers}")
     if cut.meeting_flops > choice.most_meeting * cut.flops:
         costly = [m for m in _of_rows(found) if m.is_costly] or _of_rows(found)
         raise CoupledBatchError(
@@ -319,7 +311,7 @@ def _check(
 
 
 def _meets_again(
-    program: Program, cut: MicrobatchCut, waits: list[BatchCoupling], numbers: str
+    cut: MicrobatchCut, waits: list[BatchCoupling], numbers: str
 ) -> CoupledBatchError:
     fix = "take out what couples the rows of a batch, or plan with `microbatches=1`."
     if cut.places:
@@ -328,8 +320,8 @@ def _meets_again(
             f" them: per_microbatch={cut.places[0]!r}."
         )
     return CoupledBatchError(
-        f"`{program.name}` would need {len(cut.loops)} loops over micro-batches: its"
-        " rows meet again and again.",
+        f"`{cut.program.name}` would need {len(cut.loops)} loops over micro-batches:"
+        " its rows meet again and again.",
         where="; ".join(dict.fromkeys(str(m.item.op.source) for m in waits)),
         numbers=f"{numbers}; {_couplings(waits)}",
         fix=fix,

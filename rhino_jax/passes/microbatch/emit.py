@@ -37,7 +37,6 @@ from rhino_jax.passes.microbatch.flow.states import (
     RowsState,
     State,
     WholeState,
-    is_own,
     is_there,
 )
 from rhino_jax.passes.region_walk import run_region, run_regions
@@ -185,21 +184,25 @@ def positions(size: int, span: AxisSpan, piece: Piece, dtype: Any) -> Any:
     return jnp.reshape(at, -1)
 
 
-def sum_dtype(crossing: LoopCrossing, dtype: Any, accumulate: str = "float32") -> Any:
-    """Return the dtype in which an output is accumulated.
+def sum_dtype(crossing: LoopCrossing, dtype: Any) -> Any:
+    """Return the dtype in which an output is accumulated: float32 for sums of narrower
+    floats.
 
     Args:
       crossing: the output.
       dtype: its dtype.
-      accumulate: dtype of sums of narrower floats.
     """
     is_float = crossing.is_added and jnp.issubdtype(dtype, jnp.floating)
-    return jnp.dtype(accumulate) if is_float and dtype.itemsize < 4 else dtype
+    return jnp.dtype("float32") if is_float and dtype.itemsize < 4 else dtype
 
 
 def start(crossing: LoopCrossing, shape: Sequence[int], dtype: Any) -> Any:
-    """Return the initial value of an accumulated output."""
-    how = "sum" if crossing.is_added else crossing.how
+    """Return the initial value of an accumulated output, given the output's shape and
+    dtype."""
+    how, dtype = (
+        "sum" if crossing.is_added else crossing.how,
+        sum_dtype(crossing, dtype),
+    )
     return lax.full(shape, identity(how, dtype) if how in COMBINE else 0, dtype)
 
 
@@ -354,35 +357,32 @@ class PieceEmitter:
     def read(self, value: int, use: State) -> Any:
         """Return a value in the state in which an op reads it."""
         state = self.found.states[value]
-        if isinstance(state, Partial) and not isinstance(use, Partial) and use.is_own:
-            if isinstance(use, RowsState):
-                return self.sliced(value, use)
-            return self.full(value, own=True)
-        if isinstance(use, RowsState) and not isinstance(state, RowsState | Partial):
-            return self.sliced(value, use)
-        if is_there(state, use) and value in self.env:
-            return self.coerced(self.env[value], state, use)
         if isinstance(use, RowsState):
+            is_same = isinstance(state, RowsState) and is_there(state, use)
+            if is_same and value in self.env:
+                return self.env[value]
             return self.sliced(value, use)
         if isinstance(state, WholeState):
             return self.coerced(self.asis(value), state, use)
-        return self._outer(value)
+        if isinstance(use, Partial):
+            return self.asis(value)
+        return self.full(value, own=use.is_own)
 
     def coerced(self, x: Any, state: State, use: State) -> Any:
         """Convert an array of the micro-batch from one state to another."""
-        if isinstance(use, Partial) and is_own(state):
-            return _scaled(x, self.piece.share)
-        if (
-            isinstance(use, Partial)
-            and isinstance(state, WholeState)
-            and not state.is_zero
-        ):
-            x = jnp.asarray(x, x.dtype)  # x may be a literal
-            none = lax.full_like(x, identity(use.reducer, x.dtype))
-            return lax.select(jnp.broadcast_to(self.piece.is_first, x.shape), x, none)
-        if isinstance(use, RowsState) and isinstance(state, WholeState):
+        if not isinstance(state, WholeState):
+            return x
+        if isinstance(use, RowsState):
             return self.piece.of(x, use.span)
-        return x
+        if not isinstance(use, Partial):
+            return x
+        if state.is_own:
+            return _scaled(x, self.piece.share)
+        if state.is_zero:
+            return x
+        x = jnp.asarray(x, x.dtype)  # x may be a literal
+        none = lax.full_like(x, identity(use.reducer, x.dtype))
+        return lax.select(jnp.broadcast_to(self.piece.is_first, x.shape), x, none)
 
     def sliced(self, value: int, rows: RowsState) -> Any:
         """Return the micro-batch's rows of a complete value, cached."""

@@ -32,7 +32,6 @@ from rhino_jax.passes.microbatch.emit import (
     Split,
     combined,
     start,
-    sum_dtype,
     together,
     view,
 )
@@ -48,14 +47,13 @@ from rhino_jax.rewrite.retraced import retraced
 
 
 def emitted(
-    found: FlowResult, cut: MicrobatchCut, accumulate: str, scope: str = "micro-batches"
+    found: FlowResult, cut: MicrobatchCut, scope: str = "micro-batches"
 ) -> Callable[..., list[Any]]:
     """Return a function of the program's inputs and constants, to be traced.
 
     Args:
       found: the analysis.
       cut: which ops run in which loop.
-      accumulate: dtype in which sums of narrower floats are accumulated.
       scope: `jax.named_scope` of the loops.
     """
     flat, split = found.flat, Split.of(cut.rows, cut.count)
@@ -126,9 +124,8 @@ def emitted(
     def start_of(crossing: LoopCrossing) -> Any:
         """Return the initial accumulator of a leaving value."""
         value = values[crossing.value]
-        dtype = sum_dtype(crossing, jnp.dtype(value.dtype), accumulate)
         with line(crossing):
-            return start(crossing, value.shape, dtype)
+            return start(crossing, value.shape, jnp.dtype(value.dtype))
 
     def added(crossing: LoopCrossing, so_far: Any, part: Any) -> Any:
         """Return the accumulator of a leaving value after one more micro-batch."""
@@ -159,7 +156,7 @@ def run_in_microbatches(closed: Any, program: Program, choice: str) -> tuple[Any
     """
     read = read_choice(MicrobatchChoice, choice, "the choice of micro-batches")
     cut, found = find_cut(closed, program, read)
-    made = retraced(closed, emitted(found, cut, read.accumulate))
+    made = retraced(closed, emitted(found, cut))
     ran = {**json.loads(choice), "count": cut.count}
     return without_dead_code(made), json.dumps(ran, sort_keys=True)
 

@@ -15,19 +15,23 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.frontend.regions import REMATS
+from rhino_jax.frontend.registry import part_of
 from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.ir.program import RegionKind
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.passes.microbatch.flow.evaluated import Leaves, leaves_of
+from rhino_jax.passes.microbatch.flow.evaluated import (
+    RECOMPUTED_KINDS,
+    operands_cut,
+    spot_of,
+)
 from rhino_jax.passes.microbatch.flow.ops import (
     DimSizes,
     Needs,
     Ran,
-    together,
-    with_own,
+    on_whole,
 )
 from rhino_jax.passes.microbatch.flow.orders import NeedsOrderOfAll, check_in_full
-from rhino_jax.passes.microbatch.flow.regions import Coupled, Flow, relative
+from rhino_jax.passes.microbatch.flow.regions import Coupled, Flow
 from rhino_jax.passes.microbatch.flow.states import (
     DimPart,
     Partial,
@@ -35,6 +39,8 @@ from rhino_jax.passes.microbatch.flow.states import (
     State,
     WholeState,
     in_full,
+    in_loop,
+    inside,
     known_after,
 )
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram
@@ -97,13 +103,14 @@ class FlowResult(Flow):
       part: the ops that may run in a loop; None: all of them.
       meetings: ops that couple rows of the batch, in order.
       full: ids of values that are needed in full.
-      leaves: cache of `leaves_of`.
     """
 
     part: DimPart | None = None
     meetings: list[BatchCoupling] = field(default_factory=list)
     full: set[int] = field(default_factory=set)
-    leaves: Leaves = field(default_factory=dict)
+    _leaves: dict[tuple[int, AxisSpan], frozenset[int] | None] = field(
+        default_factory=dict
+    )
 
     def leaves_of(self, value: int, span: AxisSpan) -> frozenset[int] | None:
         """Return the values from which a micro-batch computes its slice of a value.
@@ -112,9 +119,30 @@ class FlowResult(Flow):
           value: id of a value that is complete.
           span: the dim of it that holds the batch.
         Returns:
-          Ids of the values; None where the value itself has to be sliced.
+          Ids of the values, needed in full; None where the value itself has to be
+            sliced.
         """
-        return leaves_of(self.flat, value, span, self.leaves)
+        key = value, span
+        if key not in self._leaves:
+            self._leaves[key] = self._leaves_of(*key)
+        return self._leaves[key]
+
+    def _leaves_of(self, value: int, span: AxisSpan) -> frozenset[int] | None:
+        item = self.flat.maker.get(value)
+        spot = None if item is None else spot_of(item, value, span)
+        if item is None or spot is None:
+            return None
+        if part_of(item.eqn) is not None:
+            return frozenset(item.operands)
+        if item.op.traits.kind not in RECOMPUTED_KINDS or len(item.results) != 1:
+            return None
+        leaves = set[int]()
+        for operand, cut in operands_cut(item, spot):
+            more = {operand} if cut is None else self.leaves_of(operand, cut)
+            if more is None:
+                return None
+            leaves |= more
+        return frozenset(leaves)
 
 
 def analyse(
@@ -174,11 +202,8 @@ def _run(found: FlowResult, item: FlatOp) -> Ran:
         )
         if isinstance(done, Ran):
             break
-        own = None
-        if found.takes_own(item):
-            own = with_own(found.flat, item, states, done, is_inside=True)
+        own = found.with_own(item, states, done, is_inside=True)
         if own is not None:
-            found.own.add(item.op.id)
             states = own
             continue
         met = True
@@ -200,14 +225,12 @@ def _as_known(found: FlowResult, item: FlatOp) -> list[State]:
     """Return the states of an op's operands: in full, where another operand delays the
     op until they all are known in full, and they are needed so elsewhere."""
     states = [found.states[v] for v in item.operands]
-    held = [not isinstance(s, WholeState) for s in states]
     waits = max((s.phase for s in states if isinstance(s, WholeState)), default=0)
     if all(
-        v in found.full and known_after(s) <= waits
-        for v, s, is_held in zip(item.operands, states, held, strict=True)
-        if is_held
+        isinstance(s, WholeState) or (v in found.full and known_after(s) <= waits)
+        for v, s in zip(item.operands, states, strict=True)
     ):
-        return [in_full(s) if h else s for s, h in zip(states, held, strict=True)]
+        return [s if isinstance(s, WholeState) else in_full(s) for s in states]
     return states
 
 
@@ -215,13 +238,10 @@ def _run_region(
     found: FlowResult, item: FlatOp, states: Sequence[State]
 ) -> Ran | Needs:
     if all(isinstance(s, WholeState) for s in states):
-        made = together(states)
-        if isinstance(made, tuple):
-            return Needs(made, "it is used after the loop")
-        return Ran(tuple(states), (made,) * len(item.results))
+        return on_whole(item, states)
     phase = max(s.phase for s in states)
     try:
-        ran = found.region(item, relative(states))
+        ran = found.region(item, [*map(inside, states)])
     except Coupled as error:
         partials = tuple(i for i, s in enumerate(states) if isinstance(s, Partial))
         if partials:
@@ -237,7 +257,7 @@ def _run_region(
         state if isinstance(use, WholeState) else use
         for state, use in zip(states, ran.uses, strict=True)
     )
-    return Ran(tuple(uses), tuple(_at(s, phase) for s in ran.results))
+    return Ran(tuple(uses), tuple(in_loop(s, phase) for s in ran.results))
 
 
 def _made_once(item: FlatOp) -> set[int]:
@@ -250,12 +270,6 @@ def _made_once(item: FlatOp) -> set[int]:
         if inner.op.name in REMATS:
             found |= _made_once(inner)
     return found
-
-
-def _at(state: State, phase: int) -> State:
-    if isinstance(state, WholeState):
-        return WholeState(phase, state.is_zero, is_inside=True, is_own=state.is_own)
-    return replace(state, phase=phase)
 
 
 UPDATING = frozenset({

@@ -68,51 +68,6 @@ def operands_cut(
         yield value, place(rule, layout, spot)
 
 
-Leaves = dict[tuple[int, AxisSpan], frozenset[int] | None]
-"""(value id, the dim that holds the batch) → see `leaves_of`."""
-
-
-def leaves_of(
-    flat: FlatProgram, value: int, span: AxisSpan, found: Leaves
-) -> frozenset[int] | None:
-    """Return the values that a slice of a complete value is computed from.
-
-    Args:
-      flat: the program.
-      value: id of the complete value.
-      span: the dim of it that holds the batch.
-      found: cache of results; filled by this.
-    Returns:
-      Ids of the values, needed in full; None where the value itself has to be sliced.
-    """
-    key = value, span
-    if key not in found:
-        found[key] = _leaves(flat, value, span, found)
-    return found[key]
-
-
-def _leaves(
-    flat: FlatProgram, value: int, span: AxisSpan, found: Leaves
-) -> frozenset[int] | None:
-    if value not in flat.maker:
-        return None
-    item = flat.maker[value]
-    spot = spot_of(item, value, span)
-    if spot is None:
-        return None
-    if part_of(item.eqn) is not None:
-        return frozenset(item.operands)
-    if item.op.traits.kind not in RECOMPUTED_KINDS or len(item.results) != 1:
-        return None
-    leaves: set[int] = set()
-    for operand, cut in operands_cut(item, spot):
-        more = {operand} if cut is None else leaves_of(flat, operand, cut, found)
-        if more is None:
-            return None
-        leaves |= more
-    return frozenset(leaves)
-
-
 _ROWS = 8
 """Number of rows of the batch for which positions and counts are evaluated."""
 

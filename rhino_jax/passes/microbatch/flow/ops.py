@@ -15,6 +15,7 @@ from rhino_jax.passes.microbatch.flow.states import (
     RowsState,
     State,
     WholeState,
+    in_loop,
     is_free,
     is_own,
     known_after,
@@ -76,16 +77,10 @@ def run_plain(
       sizes: size of the batch, and limits on cheap values.
     """
     if all(isinstance(s, WholeState) for s in states):
-        return _whole(item, states)
+        return on_whole(item, states)
     if item.op.traits.kind is OpKind.IDENTITY and len(states) == len(item.results) > 1:
         phase = max(s.phase for s in states)
-        passed = (
-            WholeState(phase, s.is_zero, True, s.is_own)
-            if isinstance(s, WholeState)
-            else replace(s, phase=phase, cheap=None)
-            for s in states
-        )
-        return Ran(tuple(states), tuple(passed))
+        return Ran(tuple(states), tuple(in_loop(s, phase) for s in states))
     found = (
         _on_partials(item, states)
         or _on_whole_batches(flat.program, item, states)
@@ -119,7 +114,8 @@ def together(states: Sequence[State]) -> WholeState | tuple[int, ...]:
     return tuple(insides) if late else WholeState(first, is_inside=True, is_own=own)
 
 
-def _whole(item: FlatOp, states: Sequence[State]) -> Ran | Needs:
+def on_whole(item: FlatOp, states: Sequence[State]) -> Ran | Needs:
+    """Return how an op with complete operands runs."""
     made = together(states)
     if isinstance(made, tuple):
         return Needs(made, "it is used after the loop")
@@ -302,32 +298,3 @@ def _priced(
         s if cheap > s.phase or isinstance(s, WholeState) else replace(s, cheap=cheap)
         for s in results
     )
-
-
-def with_own(
-    flat: FlatProgram,
-    item: FlatOp,
-    states: Sequence[State],
-    needs: Needs,
-    is_inside: bool,
-) -> list[State] | None:
-    """Return the operands' states of an op that takes sums over each micro-batch alone.
-
-    Args:
-      flat: the program.
-      item: the op.
-      states: states of its operands.
-      needs: the operands that it needs in full.
-      is_inside: whether the op is at the top level, so that states are absolute.
-    Returns:
-      None where an operand that it needs is no sum of floats over the batch.
-    """
-    found = list(states)
-    for i in needs.operands:
-        state, dtype = states[i], flat.program.values[item.operands[i]].dtype
-        if not isinstance(state, Partial) or state.reducer != "sum":
-            return None
-        if not ("float" in dtype or "complex" in dtype):
-            return None
-        found[i] = WholeState(state.phase, is_inside=is_inside, is_own=True)
-    return found

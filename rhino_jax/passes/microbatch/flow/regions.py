@@ -21,7 +21,6 @@ from rhino_jax.passes.microbatch.flow.ops import (
     DimSizes,
     Needs,
     Ran,
-    with_own,
 )
 from rhino_jax.passes.microbatch.flow.orders import Orders, check_in_full
 from rhino_jax.passes.microbatch.flow.states import (
@@ -29,7 +28,6 @@ from rhino_jax.passes.microbatch.flow.states import (
     RowsState,
     State,
     WholeState,
-    inside,
     is_of_rows,
     is_own,
     is_sorted,
@@ -268,13 +266,39 @@ class Flow:
     def plain(self, item: FlatOp, states: list[State]) -> Ran:
         """Return how an op without regions runs inside of a region."""
         found = self.orders.run(item, states)
-        if isinstance(found, Needs) and self.takes_own(item):
-            own = with_own(self.flat, item, states, found, is_inside=False)
-            if own is not None:
-                self.own.add(item.op.id)
-                return self.plain(item, own)
-        if isinstance(found, Needs):
-            return self.masked(item, states, found)
+        if not isinstance(found, Needs):
+            return found
+        own = self.with_own(item, states, found, is_inside=False)
+        return (
+            self.masked(item, states, found) if own is None else self.plain(item, own)
+        )
+
+    def with_own(
+        self, item: FlatOp, states: Sequence[State], needs: Needs, *, is_inside: bool
+    ) -> list[State] | None:
+        """Return the operands' states of an op that takes sums over each micro-batch
+        alone.
+
+        Args:
+          item: the op.
+          states: states of its operands.
+          needs: the operands that it needs in full.
+          is_inside: whether the op is at the top level, so that states are absolute.
+        Returns:
+          None where it should not, or an operand that it needs is no sum of floats over
+            the batch.
+        """
+        if not self.takes_own(item):
+            return None
+        found = list(states)
+        for i in needs.operands:
+            state, dtype = states[i], self.flat.program.values[item.operands[i]].dtype
+            if not isinstance(state, Partial) or state.reducer != "sum":
+                return None
+            if not ("float" in dtype or "complex" in dtype):
+                return None
+            found[i] = WholeState(state.phase, is_inside=is_inside, is_own=True)
+        self.own.add(item.op.id)
         return found
 
     def keep(self, item: FlatOp, ran: Ran) -> None:
@@ -467,8 +491,3 @@ def _scan_over_rows(program: Program, item: FlatOp, states: Sequence[State]) -> 
     rows = (RowsState(cuts.pop()),)
     made = (*carries, *rows * len(call.stacked(item.results)))
     return Ran((*consts, *carries, *rows * len(sliced)), made)
-
-
-def relative(states: Sequence[State]) -> list[State]:
-    """Return the states of a region's operands relative to the loop around it."""
-    return [inside(s) for s in states]

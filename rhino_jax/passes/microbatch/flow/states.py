@@ -10,18 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rhino_jax.analysis.roles import data_inputs
 from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Program
-from rhino_jax.rewrite.flat import FlatProgram
-
-
-if TYPE_CHECKING:
-    from rhino_jax.ir.axes import AxisSpan
-    from rhino_jax.rewrite.flat import FlatOp
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +150,14 @@ def inside(state: State) -> State:
     """Return a state relative to a region that runs inside a loop."""
     if isinstance(state, WholeState):
         return WholeState(is_zero=state.is_zero, is_own=state.is_own)
-    return replace(state, phase=0, cheap=None)
+    return in_loop(state, 0)
+
+
+def in_loop(state: State, phase: int) -> State:
+    """Return the state of a value that loop `phase` computes."""
+    if isinstance(state, WholeState):
+        return WholeState(phase, state.is_zero, is_inside=True, is_own=state.is_own)
+    return replace(state, phase=phase, cheap=None)
 
 
 def is_own(state: State) -> bool:
