@@ -58,7 +58,7 @@ CODE_TOKENS = {
     "ir": 12_400,
     "model": 24_800,
     "models": 17_300,
-    "passes": 100_600,
+    "passes": 100_500,
     "pipeline": 27_800,
     "plan": 19_100,
     "planner": 87_300,

@@ -228,43 +228,29 @@ UNITS = 2**50
 has more."""
 
 
-class FlowNetwork:
-    """Nodes 0 (source), 1 (sink), 2, …, and directed edges with capacities."""
+def minimum_cut(edges: Sequence[tuple[int, int, float]]) -> set[int]:
+    """Return the nodes on the source's side of a minimum cut.
 
-    def __init__(self) -> None:
-        self._nodes = 2
-        self._edges: list[tuple[int, int, float]] = []
+    Of several minimum cuts, it is the one with the fewest nodes on that side.
 
-    def node(self) -> int:
-        """Add a node and return its number."""
-        self._nodes += 1
-        return self._nodes - 1
+    Args:
+      edges: (tail, head, capacity) of directed edges; node 0 is the source, 1 the sink.
+    Raises:
+      ValueError: the source reaches the sink by edges of infinite capacity.
+    """
+    # Needs 0.3 s: no use to who applies a saved plan.
+    from ortools.graph.python.max_flow import SimpleMaxFlow
 
-    def edge(self, tail: int, head: int, capacity: float = math.inf) -> None:
-        self._edges.append((tail, head, capacity))
-
-    def cut(self) -> list[bool]:
-        """Return for each node whether it is on the source's side of the minimum cut.
-
-        Of several minimum cuts, it is the one with the fewest nodes on that side.
-
-        Raises:
-          ValueError: the source reaches the sink by edges of infinite capacity.
-        """
-        # Needs 0.3 s: no use to who applies a saved plan.
-        from ortools.graph.python.max_flow import SimpleMaxFlow
-
-        solver = SimpleMaxFlow()
-        unit = sum(c for *_, c in self._edges if math.isfinite(c)) / UNITS or 1.0
-        for tail, head, c in self._edges:
-            units = round(c / unit) if math.isfinite(c) else 4 * UNITS
-            solver.add_arc_with_capacity(tail, head, units)
-        if self._edges and solver.solve(0, 1) == solver.OPTIMAL:
-            if solver.optimal_flow() > 2 * UNITS:
-                raise ValueError("the source reaches the sink at no cost")
-            near = {0, *solver.get_source_side_min_cut()}
-            return [node in near for node in range(self._nodes)]
-        return [node == 0 for node in range(self._nodes)]
+    solver = SimpleMaxFlow()
+    unit = sum(c for *_, c in edges if math.isfinite(c)) / UNITS or 1.0
+    for tail, head, c in edges:
+        units = round(c / unit) if math.isfinite(c) else 4 * UNITS
+        solver.add_arc_with_capacity(tail, head, units)
+    if not edges or solver.solve(0, 1) != solver.OPTIMAL:
+        return {0}
+    if solver.optimal_flow() > 2 * UNITS:
+        raise ValueError("the source reaches the sink at no cost")
+    return {0, *solver.get_source_side_min_cut()}
 
 
 Axes = tuple[int, ...]
@@ -384,27 +370,20 @@ def _sites_over(
     linear = {result: item.op for _, result, item in reach.passed if item is not None}
     held_s = {v: prices.held_s(op, axes) * runs[op.id] for v, op in linear.items()}
 
-    network = FlowNetwork()
-    opened = {v: network.node() for v in values}
-    read = {v: network.node() for v in values}
-    for v, count in values.items():
-        network.edge(opened[v], read[v], close[v][0] * count)
-        if held_s.get(v, 0.0) > 0:
-            network.edge(opened[v], 1, held_s[v])
-        if v in made:
-            network.edge(0, opened[v])
-        if v in reach.ended:
-            network.edge(read[v], 1)
-    for v, result, _ in reach.passed:
-        network.edge(read[v], opened[result])
-    for needed, v in reach.together:
-        network.edge(opened[v], opened[needed])
-    side = network.cut()
+    opened = {v: 2 + i for i, v in enumerate(values)}
+    read = {v: len(values) + node for v, node in opened.items()}
+    edges = [(opened[v], read[v], close[v][0] * n) for v, n in values.items()]
+    edges += [(opened[v], 1, s) for v, s in held_s.items() if s > 0]
+    edges += [(0, opened[v], math.inf) for v in made]
+    edges += [(read[v], 1, math.inf) for v in reach.ended]
+    edges += [(read[v], opened[result], math.inf) for v, result, _ in reach.passed]
+    edges += [(opened[v], opened[needed], math.inf) for needed, v in reach.together]
+    near = minimum_cut(edges)
 
     links = [(a, b) for a, b, _ in reach.passed] + reach.together
-    for group in _connected([v for v in values if side[opened[v]]], links):
+    for group in _connected([v for v in values if opened[v] in near], links):
         summed = tuple(made[v] for v in group if v in made)
-        closed = tuple(v for v in group if not side[read[v]])
+        closed = tuple(v for v in group if read[v] not in near)
         seconds, sent = (
             sum(close[flat.program.ops[op].results[0]][i] * runs[op] for op in summed)
             - sum(close[v][i] * values[v] for v in closed)

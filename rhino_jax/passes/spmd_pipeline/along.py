@@ -166,8 +166,6 @@ def reads_along(each: FlatOp, stacks: Collection[int]) -> Stacked | None:
       stacks: value ids of stacks.
     """
     rule, operands = each.op.rule, each.operands
-    if passes_on(each.op):
-        return Stacked((0,), (0,))
     if rule is None:
         return None
     is_same = each.op.traits.kind is OpKind.IDENTITY
@@ -181,12 +179,10 @@ def reads_along(each: FlatOp, stacks: Collection[int]) -> Stacked | None:
 
 def makes_along(each: FlatOp) -> Stacked | None:
     """Return an op along dim 0 of its only result; None where it is not."""
-    if len(each.results) != 1:
-        return None
-    if passes_on(each.op):
-        return Stacked((0,), (0,))
     rule = each.op.rule
-    found = None if rule is None else _along(each.op, rule.results[0][:1], {})
+    if rule is None or len(each.results) != 1:
+        return None
+    found = _along(each.op, rule.results[0][:1], {})
     if found is not None and 0 not in found.dims:
         # A result that depends on positions alone (an iota) differs on every stage.
         return found if each.op.traits.kind is OpKind.BROADCAST else None
