@@ -96,7 +96,9 @@ def step_time(
     reader = WorkReader(module, lambda work: work_s(target, work))
     work = reader.program()
     compute_s = sum(w.count * work_s(target, w) for w in work.items)
-    added_s = simulated_s(module, reader, collective_s) - compute_s
+    host_bytes_per_s = target.device.host_bytes_per_s or math.inf
+    step_s = simulated_s(module, reader, collective_s, host_bytes_per_s)
+    added_s = step_s - compute_s
     return work, StepTime(compute_s=compute_s, communication_s=max(0.0, added_s))
 
 

@@ -4,7 +4,8 @@ Compilers start and await collectives in the printed order, which is simulated w
 resources: the device computes, and its links run one collective after another. A
 synchronous collective blocks both. An asynchronous one starts when it is reached and
 the links are free, and its end waits for it; so it overlaps with the compute between
-its start and its end, and with no other. A loop's body is simulated once and takes
+its start and its end, and with no other. So do copies to and from the host's memory,
+one after another in each direction. A loop's body is simulated once and takes
 trips times as long: no collective is seen to run from one trip into the next.
 
 `collectives.payload` lists how the compilers write starts and ends. On XLA:TPU a fusion
@@ -13,6 +14,7 @@ may start, continue or end a transfer while it computes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -22,12 +24,18 @@ from rhino_jax.verify.hlo.module import Computation, Instruction, Module
 from rhino_jax.verify.hlo.work import WorkReader
 
 
+_HOST = "S(5)"
+"""The host's memory in a layout. Source: `Layout::kHostMemorySpace`, xla/layout.h."""
+
 CollectiveSeconds = Callable[[Computation, Instruction], float]
 """Seconds of one run of a collective (of the start of an asynchronous one)."""
 
 
 def simulated_s(
-    module: Module, reader: WorkReader, collective_s: CollectiveSeconds
+    module: Module,
+    reader: WorkReader,
+    collective_s: CollectiveSeconds,
+    host_bytes_per_s: float = math.inf,
 ) -> float:
     """Return the seconds from the first instruction to the last.
 
@@ -35,8 +43,10 @@ def simulated_s(
       module: a scheduled program.
       reader: reads the program's work; its `seconds_of` gives the time.
       collective_s: returns the seconds of one run of a collective.
+      host_bytes_per_s: bandwidth of the link to the host, in one direction.
     """
-    return _ScheduleRun(module, reader, collective_s).run(module.entry)
+    run = _ScheduleRun(module, reader, collective_s, host_bytes_per_s)
+    return run.run(module.entry)
 
 
 @dataclass(slots=True)
@@ -45,21 +55,22 @@ class _Clock:
 
     Attributes:
       now_s: time of the compute.
-      links_s: time at which the links are free again.
+      links_s: time at which links are free again: those between devices ("") and those
+        to ("in") and from ("out") a device's memory.
       ends_s: asynchronous start, or chain → end time of its transfer.
       prepared_s: start without operands → seconds of its transfer, which starts with
         the update that brings them.
     """
 
     now_s: float = 0.0
-    links_s: float = 0.0
+    links_s: dict[str, float] = field(default_factory=dict)
     ends_s: dict[str, float] = field(default_factory=dict)
     prepared_s: dict[str, float] = field(default_factory=dict)
 
-    def transfer(self, seconds: float) -> float:
-        """Start a transfer as soon as the links are free; return its end time."""
-        self.links_s = max(self.now_s, self.links_s) + seconds
-        return self.links_s
+    def transfer(self, seconds: float, link: str = "") -> float:
+        """Start a transfer as soon as a link is free; return its end time."""
+        self.links_s[link] = max(self.now_s, self.links_s.get(link, 0.0)) + seconds
+        return self.links_s[link]
 
     def wait(self, end_s: float) -> None:
         self.now_s = max(self.now_s, end_s)
@@ -89,6 +100,7 @@ class _ScheduleRun:
     module: Module
     reader: WorkReader
     collective_s: CollectiveSeconds
+    host_bytes_per_s: float
     seconds: dict[str, float] = field(default_factory=dict)
 
     def run(self, name: str) -> float:
@@ -98,7 +110,7 @@ class _ScheduleRun:
             computation = self.module.computations[name]
             for instruction in computation:
                 self._run_one(clock, computation, instruction)
-            self.seconds[name] = max(clock.now_s, clock.links_s)
+            self.seconds[name] = max(clock.now_s, *clock.links_s.values(), 0.0)
         return self.seconds[name]
 
     def _run_one(
@@ -124,6 +136,11 @@ class _ScheduleRun:
                 clock.start(instruction, seconds)
             else:
                 clock.wait(clock.transfer(seconds))
+        elif opcode == "copy-start" and _HOST in instruction.type:
+            # Its type is that of the copy, then that of what is copied.
+            link = "out" if _HOST in instruction.type.partition("}")[0] else "in"
+            seconds = instruction.bytes / 2 / self.host_bytes_per_s
+            clock.ends_s[instruction.name] = clock.transfer(seconds, link)
         elif opcode.endswith(("-done", "-update")):
             clock.follow(instruction)
         elif opcode in ("while", "conditional", "call"):

@@ -222,3 +222,24 @@ ENTRY %main (x: f32[4], i: s32[]) -> f32[4] {
         "true_computation=%one, false_computation=%two",
     )
     assert _seconds("", {"a": 2, "g": 7}, older) == 7
+
+
+def _host_copy(name: str, *, is_out: bool) -> str:
+    there, here = "f32[4]{0:S(5)}", "f32[4]{0}"
+    kinds = f"{there}, {here}" if is_out else f"{here}, {there}"
+    return f"  %{name} = ({kinds}, u32[]{{:S(2)}}) copy-start(%x)"
+
+
+def _copied(name: str) -> str:
+    return f"  %{name}d = f32[4]{{0}} copy-done(%{name})"
+
+
+def test_copies_to_and_from_the_host_have_a_link_each() -> None:
+    """Copies of 16 bytes (and a start's 2) take 4 s one way; both ways run at once."""
+    ins = [_host_copy(n, is_out=False) for n in ("i", "j")]
+    out = [_host_copy("o", is_out=True), _copied("o"), _copied("i"), _copied("j")]
+    body = _lines(*ins, _compute("a"), *out)
+    module = parse_module(f"{ENTRY}{body}\n}}\n")
+    for work_s, step_s in ((1.0, 8.0), (6.0, 10.0)):
+        reader = WorkReader(module, lambda w, s=work_s: s if w.name == "a" else 0.0)
+        assert simulated_s(module, reader, lambda *_: 0.0, 4.5) == step_s
