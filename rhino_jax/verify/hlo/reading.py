@@ -46,7 +46,8 @@ class StepTime:
 
     Attributes:
       compute_s: compute and memory traffic.
-      communication_s: time of collectives that does not overlap with compute.
+      communication_s: time of collectives, and of copies to and from the host's memory,
+        that does not overlap with compute.
     """
 
     compute_s: float

@@ -1,7 +1,7 @@
 """Simulate a compiled program's schedule: which compute hides which collectives.
 
-Compilers start and await collectives in the printed order, which is simulated with two
-resources: the device computes, and its links run one collective after another. A
+Compilers start and await collectives in the printed order, which is simulated: the
+device computes, and its links run one collective after another. A
 synchronous collective blocks both. An asynchronous one starts when it is reached and
 the links are free, and its end waits for it; so it overlaps with the compute between
 its start and its end, and with no other. So do copies to and from the host's memory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,17 @@ def test_a_tpu_program() -> None:
     assert reading.compiled.step_time_s == pytest.approx(15872 / 1.5e9, rel=0.05)
     assert reading.collectives == ()
     assert reading.notes == ()
+
+
+def test_a_windowed_einsum_exposes_no_more_than_what_it_sends() -> None:
+    """Its permutes are simulated at the rate at which the whole is priced."""
+    path = HLO / "sequence_parallel.v5e-2x4.1x8.jax-0.10.2.hlo.gz"
+    text = gzip.decompress(path.read_bytes()).decode()
+    target = load_target("v5e:2x4")
+    reading = read_compiled(_compilation(text, "tpu"), (("x", 1), ("y", 8)), target)
+    assert any("windowed loop" in c.reason for c in reading.collectives)
+    sent_s = sum(c.seconds for c in reading.collectives)
+    assert 0 < reading.compiled.communication_s < sent_s
 
 
 def test_a_sum_of_gradients_is_priced_by_its_links() -> None:
