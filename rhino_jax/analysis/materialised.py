@@ -448,7 +448,7 @@ class _MaterialisedFinder:
             self._end_at(port)
 
     def _end_at(self, port: int) -> None:
-        """Store a value at which a matmul's fusion ends."""
+        """Store a value: the fusion that computes it ends there."""
         self.materialised[port] = True
         self.sources[port] = frozenset((port,))
         self.unsettled.pop(port, None)

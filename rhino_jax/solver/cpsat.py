@@ -28,7 +28,8 @@ from rhino_jax.solver.parameters import CPSAT
 from rhino_jax.solver.reduction import unique_columns
 
 
-# It imports pandas: 0.5 s, and 2 s without bytecode; most plans need no CP-SAT.
+# OR-tools' `cp_model` imports pandas: 0.5 s, 2 s without bytecode. Most plans need no
+# CP-SAT, so that functions import it.
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, IntVar
 
