@@ -67,6 +67,8 @@ def find_equivalent(
             *work_of(op, sizes),
             kernels.reads[node.id],
             kernels.parts.get(node.id),
+            tuple([kernels.ratio(node, i) for i in kernels.reads[node.id]]),
+            node.id in kernels.sums,
             tuple([(stored[p.id], held[p.id]) for p in node.ports]),
             on_chip and on_chip.of(node),
             kernels.launches[node.id],

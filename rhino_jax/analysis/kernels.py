@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from rhino_jax.analysis.uses import (
     sums,
 )
 from rhino_jax.hardware.target import KernelRates
+from rhino_jax.ir.program import Value, item_bytes
 from rhino_jax.ir.traits import ELEMENTWISE_KINDS, OpKind
 from rhino_jax.utils.union_find import number_rows, united
 
@@ -48,12 +50,34 @@ class Kernels:
       vector_ops: [nodes], operations of vector units for one FLOP of an op in a kernel
         whose elementwise arithmetic takes longer than its reads and writes; 0 for ops
         of all other kernels.
+      through: (matmul, operand that it computes itself) → what its kernel reads for it.
+      sums: ids of nodes, of each kernel that reduces the reduction of most elements,
+        but of the fusions of matmuls.
     """
 
     reads: list[tuple[int, ...]]
     parts: dict[int, int]
     launches: list[bool]
     vector_ops: list[float]
+    through: dict[tuple[int, int], Through]
+    sums: frozenset[int]
+
+    def ratio(self, node: Node, operand: int) -> float:
+        """Return the bytes that a kernel reads for an operand over the operand's."""
+        through = self.through.get((node.id, operand))
+        return 1.0 if through is None else through.ratio
+
+
+class Through(NamedTuple):
+    """The stored values of which a matmul's kernel computes an operand.
+
+    Attributes:
+      port: id of the port of the largest.
+      ratio: their bytes over the operand's.
+    """
+
+    port: int
+    ratio: float
 
 
 def find_kernels(
@@ -161,15 +185,22 @@ def _read(
     copied = copied_ports(graph)[columns.source]
     port = np.where(copied == NOWHERE, columns.source, copied)
     maker, reader = columns.maker[port], columns.target
-    # A matmul that recomputes a fusible producer still reads the stored result where
-    # there is one.
-    is_again = (
-        columns.hosts_fusion[reader]
-        & columns.is_fusible[maker]
-        & (materialised.matmul_of[maker] != reader)
-    )
-    reads_itself = columns.is_op[reader] & ~are_views(graph)[reader]
-    is_read = reads_itself & (in_memory[port] | is_again)
+    is_inside = columns.hosts_fusion[reader] & columns.is_fusible[maker]
+    is_inside &= ~in_memory[port]
+    # A kernel that stores nothing is none: its ops run in the matmuls that read them.
+    is_of_matmul = materialised.matmul_of != NOWHERE
+    is_kernel = np.ones(2 * num_nodes, dtype=bool)
+    is_read_inside = is_of_matmul[reader] & columns.is_fusible[maker] & ~in_memory[port]
+    is_kernel[group[maker[is_inside | is_read_inside]]] = False
+    is_kernel[group[columns.maker[in_memory]]] = True
+    # Nor is a reduction in the fusion of the matmul that computes its operand.
+    is_kernel[group[is_of_matmul & columns.is_fused & ~columns.is_fusible]] = False
+    # A fusion does not read what it stores.
+    is_matmul = np.array([n.is_matmul for n in graph.nodes], dtype=bool)
+    home = np.where(is_matmul, np.arange(num_nodes), materialised.matmul_of)
+    is_own = is_of_matmul[reader] & (home[maker] == home[reader])
+    reads_itself = ~is_own & columns.is_op[reader] & ~are_views(graph)[reader]
+    is_read = reads_itself & is_kernel[group[reader]] & (in_memory[port] | is_inside)
     read = np.flatnonzero(is_read & (group[maker] != group[reader]))
     takes = np.array([_takes_part(graph, node) for node in graph.nodes])
     # A part is read with the whole, where that is read, too.
@@ -182,7 +213,7 @@ def _read(
     firsts = zip(reader[read[first]].tolist(), counts.tolist(), strict=True)
     parts = {node: count for node, count in firsts if takes[node]}
     read = read[is_first | ~columns.is_fused[reader[read]]]
-    again = _read_again(graph, group, port, in_memory, set(pairs.tolist()))
+    again = _read_again(graph, group, is_kernel, port, in_memory, set(pairs.tolist()))
     reads: list[tuple[int, ...]] = [()] * num_nodes
     begin = np.flatnonzero(np.diff(reader[read], prepend=NOWHERE))
     operands = columns.operand[read].tolist()
@@ -194,6 +225,7 @@ def _read(
     touches = np.zeros(num_nodes, dtype=bool)
     touches[reader[read]] = True
     touches[columns.maker[in_memory]] = True
+    touches &= is_kernel[group]
     running = np.flatnonzero(touches & columns.is_op)
     running = running[np.argsort(columns.place[running])]
     launches = np.zeros(num_nodes, dtype=bool)
@@ -203,9 +235,86 @@ def _read(
         stored = reads, parts, in_memory
         bound = ops_per_byte, rates
         vector_ops = _find_vector_ops(graph, group, *stored, *bound)
-        for node in np.flatnonzero(materialised.matmul_of != NOWHERE).tolist():
+        for node in np.flatnonzero(is_of_matmul | ~is_kernel[group]).tolist():
             vector_ops[node] = 0.0
-    return Kernels(reads, parts, launches.tolist(), vector_ops)
+    through = _find_through(
+        graph, materialised, is_inside, is_read & is_of_matmul[maker]
+    )
+    sums = _find_sums(graph, group, is_kernel)
+    return Kernels(reads, parts, launches.tolist(), vector_ops, through, sums)
+
+
+def _find_through(
+    graph: Graph,
+    materialised: Materialised,
+    is_inside: np.ndarray,
+    is_of_matmul: np.ndarray,
+) -> dict[tuple[int, int], Through]:
+    """Return `Kernels.through`.
+
+    Args:
+      graph: the program.
+      materialised: which values touch memory.
+      is_inside: [edges], whether a matmul's kernel computes the operand.
+      is_of_matmul: [edges], whether a kernel reads what a matmul's fusion stores.
+    """
+    copied, found = copied_ports(graph), dict[tuple[int, int], Through]()
+    for e in np.flatnonzero(is_inside | is_of_matmul).tolist():
+        edge = graph.edges[e]
+        port, behind = edge.source.id, int(copied[edge.source.id])
+        find = _computed if is_inside[e] else _converted
+        of = find(graph, port if behind == NOWHERE else behind, materialised)
+        if of is not None:
+            found[edge.target, edge.operand] = of
+    return found
+
+
+def _computed(graph: Graph, port: int, materialised: Materialised) -> Through:
+    """Return what a matmul's kernel reads to compute an operand: of what is larger than
+    the operand, as many elements."""
+    own, read = _value_at(graph, port), dict[int, int]()
+    for source in sorted(materialised.sources[port]):
+        value = _value_at(graph, source)
+        part = math.prod(own.shape) * item_bytes(value.dtype)
+        read[source] = min(value.bytes, part)
+    largest = max(read, key=read.__getitem__, default=port)
+    return Through(largest, sum(read.values()) / max(1, own.bytes))
+
+
+def _converted(graph: Graph, port: int, materialised: Materialised) -> Through | None:
+    """Return what is read of a value that a matmul's fusion stores in two types: its
+    readers convert the one that the product has. None for all others."""
+    node = graph.nodes[graph.ports[port].node]
+    if node.op is None or node.op.traits.kind is not OpKind.CONVERSION:
+        return None
+    (edge,) = graph.incoming[node.id]
+    if not materialised.ports[edge.source.id]:
+        return None
+    ratio = graph.program.values[edge.value].bytes / _value_at(graph, port).bytes
+    return Through(edge.source.id, ratio)
+
+
+def _value_at(graph: Graph, port: int) -> Value:
+    node = graph.nodes[graph.ports[port].node]
+    value = node.value
+    if node.kind is NodeKind.OP and node.op is not None:
+        value = node.op.results[graph.ports[port].result]
+    return graph.program.values[value]
+
+
+def _find_sums(
+    graph: Graph, group: np.ndarray, is_kernel: np.ndarray
+) -> frozenset[int]:
+    """Return `Kernels.sums`."""
+    found: dict[int, tuple[int, int]] = {}
+    for node in graph.nodes:
+        op, kernel = node.op, int(group[node.id])
+        if node.kind is not NodeKind.OP or op is None or not is_kernel[kernel]:
+            continue
+        if op.traits.kind is OpKind.REDUCTION:
+            size = math.prod(graph.program.values[op.operands[0]].shape)
+            found[kernel] = max(found.get(kernel, (0, 0)), (size, node.id))
+    return frozenset(node for _, node in found.values())
 
 
 def _takes_part(graph: Graph, node: Node) -> bool:
@@ -272,6 +381,7 @@ def _needed(graph: Graph, in_memory: np.ndarray) -> np.ndarray:
 def _read_again(
     graph: Graph,
     group: np.ndarray,
+    is_kernel: np.ndarray,
     port: np.ndarray,
     in_memory: np.ndarray,
     read: set[int],
@@ -282,6 +392,7 @@ def _read_again(
     Args:
       graph: the program.
       group: [nodes], the kernel of each.
+      is_kernel: [kernels], whether it is one of its own, see `_read`.
       port: [edges], the port that is read.
       in_memory: [ports], whether the value is stored.
       read: kernels and ports of the reads that are known, as one number each.
@@ -300,7 +411,8 @@ def _read_again(
     ].tolist():
         node, behind = int(maker[edge]), int(reader[edge])
         found = set(kernels.get(behind, ())) if computed[behind] else set()
-        found.add(int(group[behind]))
+        if is_kernel[group[behind]]:
+            found.add(int(group[behind]))
         found.discard(int(group[node]))
         if found:
             kernels.setdefault(node, set()).update(found)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rhino_jax.analysis.convolutions import find_zero_taps
+from rhino_jax.analysis.fusing import Fusing
 from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
 from rhino_jax.analysis.in_place import (
     InPlace,
@@ -18,7 +19,7 @@ from rhino_jax.analysis.in_place import (
     update_in_place,
 )
 from rhino_jax.analysis.kernels import Kernels, find_kernels
-from rhino_jax.analysis.materialised import Fusing, Materialised, find_materialised
+from rhino_jax.analysis.materialised import Materialised, find_materialised
 from rhino_jax.analysis.matmul_depth import find_matmul_depth
 from rhino_jax.analysis.on_chip import MAX_SHARDS, OnChip, find_on_chip
 from rhino_jax.analysis.slack import find_slack

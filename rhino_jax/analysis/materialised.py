@@ -43,85 +43,25 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rhino_jax.analysis.fusing import Fusing
 from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
 from rhino_jax.analysis.matmul_depth import MatmulDepth
 from rhino_jax.analysis.short_sums import find_short_sums
+from rhino_jax.analysis.softmax_rows import find_long_rows
 from rhino_jax.analysis.uses import (
     NOWHERE,
     PortReads,
     Readers,
+    copied_ports,
     find_filled,
     find_scattered_onto,
+    find_selects,
     looks_up,
     read_ports,
-    sums,
 )
 from rhino_jax.hardware.lowering import OBSERVED
-from rhino_jax.hardware.target import Device, KernelRates
 from rhino_jax.ir.program import Value
 from rhino_jax.ir.traits import OpKind
-
-
-@dataclass(frozen=True, slots=True)
-class Fusing:
-    """The fusion behaviour of a compiler.
-
-    Attributes:
-      with_matmuls: whether elementwise producers and consumers fuse into a matmul.
-      recomputes: names of expensive ops that this compiler recomputes where others
-        store the result, and "name.dtype" where that holds for one element type
-        (`Device.recomputes`).
-      hoists_conversions: see `temporaries.find_hoisted`.
-      parts_columns: whether the readers of a reduction over other dims than the last
-        run in another fusion (`Device.parts_columns`).
-      masks_groups, tiles_groups: see `temporaries.find_masked`.
-      sinks_broadcasts, copies_stacks: as in `Device`.
-      stacks_in_place: whether an elementwise value that is stacked is computed in the
-        stack. XLA:CPU gives it a buffer: peaks of gpt-tiny in loops are predicted 7 %
-        too low to 6 % too high with it, and 4 to 10 % too low without.
-      by_bytes: as `Device.fuses_by_bytes`.
-      pads_evenly: whether its convolutions pad both ends of a dim alike (cuDNN).
-      ops_per_byte, rates: see `kernels.find_kernels`.
-      on_chip_bytes, loops_on_chip: as in `Device`.
-    """
-
-    with_matmuls: bool = False
-    recomputes: frozenset[str] = frozenset()
-    hoists_conversions: bool = False
-    parts_columns: bool = False
-    masks_groups: bool = False
-    tiles_groups: bool = False
-    sinks_broadcasts: bool = False
-    copies_stacks: bool = False
-    stacks_in_place: bool = False
-    by_bytes: bool = False
-    pads_evenly: bool = False
-    ops_per_byte: float = math.inf
-    rates: KernelRates = field(default_factory=KernelRates)
-    on_chip_bytes: int = 0
-    loops_on_chip: bool = False
-
-    @classmethod
-    def of(cls, device: Device) -> Fusing:
-        bytes_per_s = device.hbm_bytes_per_s * device.memory_efficiency
-        rates = device.kernels
-        return cls(
-            device.fuses_matmuls,
-            frozenset(device.recomputes),
-            device.hoists_conversions,
-            device.parts_columns,
-            device.masks_groups,
-            device.tiles_groups,
-            device.sinks_broadcasts,
-            device.copies_stacks,
-            device.fuses_matmuls or device.copies_stacks,
-            device.fuses_by_bytes,
-            device.calls_cudnn,
-            0.0 if rates.adds_vector_ops else rates.vector_ops_per_s / bytes_per_s,
-            rates,
-            device.on_chip_bytes,
-            device.loops_on_chip,
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,8 +77,10 @@ class Materialised:
       filled: see `find_filled`.
       inside: ids of the nodes that run inside of their readers, though they do not
         fuse elsewhere: short reductions.
-      matmul_of: [nodes], id of the matmul whose fusion an elementwise node runs in, or
-        NOWHERE.
+      matmul_of: [nodes], id of the matmul whose fusion an elementwise node, or a
+        reduction, runs in, or NOWHERE.
+      sources: [ports], of a port that is not stored the stored ports that computing it
+        reads.
     """
 
     ports: list[bool]
@@ -147,6 +89,7 @@ class Materialised:
     filled: frozenset[int]
     inside: frozenset[int]
     matmul_of: np.ndarray
+    sources: list[frozenset[int]]
 
 
 def find_materialised(
@@ -168,7 +111,7 @@ def find_materialised(
     for port in ports[order].tolist():
         finder.decide(graph.ports[port])
     matmul_of = np.full(len(graph.nodes), NOWHERE)
-    for of in (finder.before, finder.after):
+    for of in (finder.before, finder.after, finder.summing):
         matmul_of[list(of)] = list(of.values())
     found = finder.materialised
     return Materialised(
@@ -178,10 +121,14 @@ def find_materialised(
         finder.filled,
         frozenset(n for n in finder.short if not found[graph.nodes[n].ports[0].id]),
         matmul_of,
+        finder.sources,
     )
 
 
 _NONE: frozenset[int] = frozenset()
+
+_MAX_NODES = 64
+"""Number of nodes of an epilogue that are followed, to bound the analysis."""
 
 
 @dataclass(slots=True, eq=False)
@@ -213,9 +160,11 @@ class _MaterialisedFinder:
     depth: MatmulDepth
     fusing: Fusing
     readers: Readers = field(init=False)
+    copied: np.ndarray = field(init=False)
     feeds: list[list[int]] = field(init=False)
     before: dict[int, int] = field(init=False)
     after: dict[int, int] = field(default_factory=dict)
+    summing: dict[int, int] = field(default_factory=dict)
     materialised: list[bool] = field(init=False)
     sources: list[frozenset[int]] = field(init=False)
     dear: set[int] = field(default_factory=set)
@@ -231,8 +180,12 @@ class _MaterialisedFinder:
     def __post_init__(self) -> None:
         graph = self.graph
         self.readers = Readers.of(graph)
+        self.copied = copied_ports(graph)
         self.feeds = [[] for _ in graph.nodes]
         onto = find_scattered_onto(graph)
+        if self.fusing.with_matmuls:
+            selects = find_selects(graph)
+            onto = {k: node for k, node in onto.items() if node not in selects}
         for port, edge in zip(read_ports(graph).tolist(), graph.edges, strict=True):
             if (edge.target, edge.source.id) not in onto:
                 self.feeds[edge.target].append(port)
@@ -243,10 +196,14 @@ class _MaterialisedFinder:
             [by_bytes and looks_up(n) for n in graph.nodes], dtype=bool
         )
         self.short = find_short_sums(graph) if by_bytes else _NONE
+        if self.fusing.with_matmuls:
+            self.short |= find_selects(graph)
         self.filled = find_filled(graph, onto.values())
         with_matmuls = self.fusing.with_matmuls
         self.before = self._find_before() if with_matmuls else {}
-        self.long_rows = self._find_long_rows() if with_matmuls else set()
+        self.long_rows = set()
+        if with_matmuls:
+            self.long_rows = find_long_rows(graph, self.readers, self.feeds)
         self.reading = PortReads.of(
             self.readers,
             graph.columns,
@@ -265,6 +222,8 @@ class _MaterialisedFinder:
             self._settle_matmuls(feeds)
         if self._is_expensive(node) or not self._is_cheap(feeds):
             self.dear.add(here)
+        if (home := self._reduced_in(node, feeds)) is not None:
+            self.summing[node.id] = home
         if self._is_sunk(node, feeds):
             keep = False
         elif (matmul := self._matmul_behind(node, feeds)) is not None:
@@ -284,6 +243,11 @@ class _MaterialisedFinder:
             is_last = node.is_fusible and not self.reading.is_needed_unstacked[here]
             if keep and self.fusing.stacks_in_place and is_last and not is_shared:
                 self.stacked.add(here)
+        if keep and _converts(node) and self.fusing.with_matmuls:
+            # A second result of the matmul's fusion.
+            maker = self.graph.nodes[self.graph.ports[feeds[0]].node]
+            if maker.is_matmul:
+                self.after[node.id] = maker.id
         if not keep and here in self.graph.crossing:
             self.unsettled.pop(here, None)
             self.handed.add(here)
@@ -348,42 +312,6 @@ class _MaterialisedFinder:
         dtype = self.graph.program.values[op.results[0]].dtype
         return self.fusing.recomputes.isdisjoint((op.name, f"{op.name}.{dtype}"))
 
-    def _find_long_rows(self) -> set[int]:
-        """Return the ids of the nodes of softmaxes with long rows: from every
-        exponential whose rows a sum reads, in both directions through fusible nodes
-        with rows as long, to the matmuls before."""
-        nodes = self.graph.nodes
-        todo = [n.id for n in nodes if self._is_long_softmax(n)]
-        found = set(todo)
-        while todo:
-            node = nodes[todo.pop()]
-            if node.hosts_fusion:
-                continue
-            before = [nodes[self.graph.ports[p].node] for p in self.feeds[node.id]]
-            behind = [nodes[n] for n in self.readers.of_port(node.ports[0].id)]
-            for other in [*before, *(n for n in behind if not n.hosts_fusion)]:
-                is_of_it = other.is_fusible or other.hosts_fusion
-                is_new = is_of_it and other.id not in found
-                if is_new and self._row(other) > OBSERVED.longest_row:
-                    found.add(other.id)
-                    todo.append(other.id)
-        return found
-
-    def _is_long_softmax(self, node: Node) -> bool:
-        if _kind(node) is not OpKind.EXPONENTIAL:
-            return False
-        if self._row(node) <= OBSERVED.longest_row:
-            return False
-        return any(
-            sums(self.graph.nodes[n]) for n in self.readers.of_port(node.ports[0].id)
-        )
-
-    def _row(self, node: Node) -> int:
-        """Return the size of the last dim of an op's result; 0 for a scalar."""
-        assert node.op is not None
-        shape = self.graph.program.values[node.op.results[0]].shape
-        return shape[-1] if shape else 0
-
     def _is_shared(self, port: int, node: Node, feeds: list[int]) -> bool:
         """Whether a value is stored rather than recomputed by each of its readers."""
         if node.id in self.depth.rotated:
@@ -430,7 +358,60 @@ class _MaterialisedFinder:
             return True
         if node.hosts_fusion and node.id in self.long_rows:
             return True
-        return not _converts(node) and len(self._parting(port)) > 1
+        if _converts(node) or len(self._parting(port)) < 2:
+            return False
+        return not self._converges(port)
+
+    def _converges(self, port: int) -> bool:
+        """Whether all that is computed from a port leads to one value, through
+        elementwise ops and the maxima of rows: one kernel computes it all."""
+        nodes, columns = self.graph.nodes, self.graph.columns
+        todo = set(self._parting(port))
+        for _ in range(_MAX_NODES):
+            if len(todo) < 2:
+                break
+            node = nodes[min(todo, key=columns.place.__getitem__)]
+            is_max = node.op is not None and node.op.traits.kind is OpKind.REDUCTION
+            is_max = is_max and self._is_row_max(node)
+            if not (node.is_fusible or is_max):
+                return False
+            todo.remove(node.id)
+            todo.update(self.readers.of_port(node.ports[0].id))
+        return len(todo) == 1 and nodes[min(todo)].is_fusible
+
+    def _is_row_max(self, node: Node) -> bool:
+        """Whether a node is the maximum of rows that a matmul's fusion holds whole."""
+        op = node.op
+        assert op is not None and op.rule is not None
+        factors = op.rule.factors
+        reduced = [f for f in range(len(factors)) if factors[f].reducer]
+        is_max = all(factors[f].reducer == "max" for f in reduced)
+        is_row = op.rule.operands[0][-1:] == (tuple(reduced),)
+        size = math.prod(factors[f].size for f in reduced)
+        return is_max and is_row and size <= OBSERVED.longest_row
+
+    def _reduced_in(self, node: Node, feeds: list[int]) -> int | None:
+        """Return the matmul in whose fusion a reduction runs: that which computes its
+        operand, where nothing else that it reads is computed after the matmul."""
+        is_reduction = _kind(node) is OpKind.REDUCTION
+        if not self.fusing.with_matmuls or not is_reduction or not feeds:
+            return None
+        if feeds[0] in self.unsettled:
+            return self.unsettled[feeds[0]]
+        place, nodes = self.graph.columns.place, self.graph.nodes
+        least = self._size_of(feeds[0]) / OBSERVED.recompute_share
+        homes, makers = list[int](), list[int]()
+        copied = self.copied
+        for port in self._sources_of(feeds):
+            port = port if copied[port] == NOWHERE else int(copied[port])
+            maker = nodes[self.graph.ports[port].node]
+            home = maker.id if maker.is_matmul else self.after.get(maker.id, NOWHERE)
+            is_home = home != NOWHERE and self._size_of(port) >= least
+            (homes if is_home else makers).append(home if is_home else maker.id)
+        if not homes:
+            return None
+        last = max(homes, key=place.__getitem__)
+        return last if all(place[n] <= place[last] for n in makers) else None
 
     def _parting(self, port: int) -> list[int]:
         """Return the readers of a port, looking through conversions."""
@@ -445,7 +426,8 @@ class _MaterialisedFinder:
         fusion contains only one of the matmuls."""
         unsettled = [p for p in feeds if p in self.unsettled]
         for port in unsettled[:-1]:
-            self._end_at(port)
+            if self.unsettled[port] != self.unsettled[unsettled[-1]]:
+                self._end_at(port)
 
     def _end_at(self, port: int) -> None:
         """Store a value: the fusion that computes it ends there."""

@@ -14,7 +14,8 @@ of it. A buffer that is there before a loop's body runs, and read in the body, i
 memory until the loop ends. Some compilers keep no such buffer on the chip
 (`Device.loops_on_chip`).
 
-Values that leave the program are in HBM; carries and stacks are copied there.
+Values that leave the program are in HBM; carries and stacks are copied there. So is
+updated state, while other updates run.
 
 What is kept depends on the sizes of shards, and so on every value's sharding. Here it
 is decided for the whole program at every power of two of shards, as if all values had
@@ -183,6 +184,7 @@ def _find_buffers(
       stacked: as in `find_on_chip`.
     """
     firsts, loops = _first_ports(graph, stacked), graph.loops
+    updated = _find_updated(graph)
     found: dict[int, _Buffer] = {}
     depth = np.zeros(graph.end + 2)
     for start, end in loops:
@@ -200,6 +202,8 @@ def _find_buffers(
         own.is_in_loop |= kind in _BORDERS
         if kind is NodeKind.OP:
             own.benefit += size * weight[start]
+            if port.id in updated:
+                own.times.add(start + 1)  # copied out, while other updates run
         elif kind in (NodeKind.CARRY, NodeKind.STACK):
             own.times.add(graph.loop_end[port.node])
     for read, time in {pair for of_node in sources for pair in of_node}:
@@ -209,7 +213,22 @@ def _find_buffers(
     return found
 
 
+def _find_updated(graph: Graph) -> set[int]:
+    """Return the ids of the ports of elementwise ops that are fed back as state; none
+    where a program has only few."""
+    found = {
+        edge.source.id
+        for edge in graph.edges
+        if graph.nodes[edge.target].kind is NodeKind.INPUT
+        if graph.nodes[edge.source.node].is_fusible
+    }
+    return found if len(found) >= OBSERVED.least_state else set()
+
+
 _BORDERS = NodeKind.CARRY, NodeKind.CONST, NodeKind.SLICE, NodeKind.STACK
+
+_LEAVES = NodeKind.COPY, NodeKind.INPUT
+"""Kinds of nodes that pass a value on."""
 
 
 def _first_ports(graph: Graph, stacked: AbstractSet[int]) -> np.ndarray:
@@ -278,7 +297,7 @@ def _may_stay(graph: Graph, buffer: _Buffer) -> bool:
         return True
     edges = (e for p in buffer.ports for e in graph.readers[p])
     read = {graph.nodes[e.target].kind for e in edges}
-    return NodeKind.OP in kinds and read <= {NodeKind.OP, NodeKind.COPY, *_BORDERS}
+    return NodeKind.OP in kinds and read <= {*_LEAVES, NodeKind.OP, *_BORDERS}
 
 
 def _sources(
@@ -294,6 +313,8 @@ def _sources(
         of = {e.operand: e.source.id for e in graph.incoming[node.id]} if reads else {}
         for k, i in enumerate(reads):
             port = of[i] if copied[of[i]] == NOWHERE else copied[of[i]]
+            if (through := kernels.through.get((node.id, i))) is not None:
+                port = through.port
             is_again = i in reads[:k]
             at.append((port, last[port] if is_again else node.time))
         found.append(tuple(at))

@@ -11,10 +11,10 @@ from rhino_jax.analysis.dim_classes import (
     find_dim_classes,
 )
 from rhino_jax.analysis.equivalence import Alike, find_equivalent
+from rhino_jax.analysis.fusing import Fusing
 from rhino_jax.analysis.graph import Graph
 from rhino_jax.analysis.inline_regions import inline_regions
 from rhino_jax.analysis.liveness import Liveness, analyse
-from rhino_jax.analysis.materialised import Fusing
 from rhino_jax.analysis.on_chip import MAX_SHARDS
 from rhino_jax.analysis.padding import uneven_dims
 from rhino_jax.analysis.reduction_levels import find_latency_shares

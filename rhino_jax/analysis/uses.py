@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -212,6 +213,30 @@ def find_filled(graph: Graph, onto: Collection[int]) -> frozenset[int]:
         if graph.nodes[edge.source.node].is_fusible
         if (op := graph.nodes[edge.target].op) and op.traits.kind is OpKind.SCATTER
     )
+
+
+def find_selects(graph: Graph) -> frozenset[int]:
+    """Return the ids of scatters of one element into every row of a constant.
+
+    XLA:TPU compares an iota with the indices, and selects, in the fusion of the reader
+    (HLO of v5e, libtpu 0.0.52: the gradient of a cross entropy with integer labels).
+    """
+    found = set()
+    for node in graph.nodes:
+        op = node.op
+        if op is None or op.rule is None or op.traits.kind is not OpKind.SCATTER:
+            continue
+        factors, rows = op.rule.factors, op.rule.operands[-1]
+        wide = {f for dim in rows for f in dim if factors[f].size > 1}
+        others = {f for dim in op.rule.results[0][:-1] for f in dim}
+        added, made = (
+            graph.program.values[v].shape for v in (op.operands[-1], op.results[0])
+        )
+        is_row = wide <= others and math.prod(added) == math.prod(made[:-1])
+        base = [e.source.node for e in graph.incoming[node.id] if e.operand == 0]
+        if made and is_row and all(_is_constant(graph, n) for n in base):
+            found.add(node.id)
+    return frozenset(found)
 
 
 def _is_constant(graph: Graph, node: int) -> bool:

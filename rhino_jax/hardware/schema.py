@@ -17,6 +17,7 @@ gathers_by_axis = false             # optional, false; see `Device`
 scatters_by_axis = false            # optional, false; see `Device`
 combines = false                    # optional, false; see `Device`
 combines_levels = false             # optional, false; see `Device`
+awaits_sums = false                 # optional, false; see `Device`
 rounds_products = false             # optional, false; see `Device`
 calls_cudnn = false                 # optional, false; see `Device`
 parts_columns = false               # optional, false; see `Device`

@@ -87,6 +87,7 @@ class Device:
       free_share: `hidable_share` of collectives that can start at the step's beginning
         or last to its end, as those of weights and of their gradients; None:
         `hidable_share`.
+      awaits_sums: whether nothing runs beside reductions of partial sums.
       fuses_matmuls: whether the compiler fuses elementwise producers of a matmul's
         operands and elementwise consumers of its result into the matmul, so that they
         use no memory.
@@ -166,6 +167,7 @@ class Device:
     scatters_by_axis: bool = False
     combines: bool = False
     combines_levels: bool = False
+    awaits_sums: bool = False
     rounds_products: bool = False
     calls_cudnn: bool = False
     parts_columns: bool = False

@@ -54,7 +54,7 @@ class KernelTraffic:
         traffic = np.zeros(num_strategies)
         for k, i in enumerate(kernels.reads[node.id]):
             held = self.sizes.held_bytes(ports.ins[i], values[op.operands[i]])
-            read = held
+            read = held * kernels.ratio(node, i)
             if i == 0 and (parts := kernels.parts.get(node.id)):
                 made = ports.made[0], values[op.results[0]]
                 read = np.minimum(held, parts * self.sizes.held_bytes(*made))

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import pytest
 from helpers_stored import stored
 
+from rhino_jax.analysis.fusing import Fusing
 from rhino_jax.analysis.graph import Graph, NodeKind
 from rhino_jax.analysis.inline_regions import inline_regions
 from rhino_jax.analysis.liveness import Liveness, analyse
-from rhino_jax.analysis.materialised import Fusing
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from rhino_jax.analysis.fusing import Fusing
 from rhino_jax.analysis.graph import Graph, NodeKind
 from rhino_jax.analysis.inline_regions import inline_regions
 from rhino_jax.analysis.liveness import Liveness, analyse
-from rhino_jax.analysis.materialised import Fusing
 from rhino_jax.frontend.trace import trace
 
 

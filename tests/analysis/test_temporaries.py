@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
+from rhino_jax.analysis.fusing import Fusing
 from rhino_jax.analysis.inline_regions import inline_regions
 from rhino_jax.analysis.liveness import analyse
-from rhino_jax.analysis.materialised import Fusing
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.traits import OpKind

@@ -471,4 +471,4 @@ def test_attention_of_as_many_patches_as_rows_takes_what_is_predicted() -> None:
 
     image, kernel = (256, 256, 256, 3), (16, 16, 3, 768)
     shapes = (image, BF16), (kernel, BF16), ((12, 64), BF16)
-    _hold(step, *shapes, hardware="v5e:4x4", at_most=2.0)
+    _hold(step, *shapes, hardware="v5e:4x4", at_most=2.1)

@@ -119,12 +119,14 @@ def waypoints_of(
 
 def overlap_of(model: MeshModel) -> Overlap:
     """Return the problem with the share of its collectives that the target can hide."""
-    device = model.builder.target.device
+    device, slack = model.builder.target.device, model.analysis.slack
+    if device.awaits_sums:
+        slack = replace(slack, nodes=(Wait.NONE,) * len(slack.nodes))
     hidable, free = device.hidable_share, device.free_share
     return Overlap.of(
         model.problem,
         model.compute_costs(),
-        model.analysis.slack,
+        slack,
         share=device.overlap_share,
         shares={
             Wait.BACK: hidable,
