@@ -85,3 +85,14 @@ def test_a_part_of_the_padding_stays_a_slice() -> None:
     names, got, want = both(lambda x: jnp.pad(x, 20)[:3])
     assert "slice" in names
     np.testing.assert_array_equal(got, want)
+
+
+def test_literal_indices_may_choose_the_branches_of_a_scan() -> None:
+    def chosen(x: Any) -> Any:
+        def body(x: Any, kind: Any) -> Any:
+            return jax.lax.switch(kind, [jnp.tanh, jnp.negative, jnp.sin], x), None
+
+        return jax.lax.scan(body, x, jnp.array([0, 1, 2, 1, 0]))[0].sum()
+
+    _, got, want = both(jax.grad(chosen))
+    np.testing.assert_allclose(got, want, rtol=1e-6)

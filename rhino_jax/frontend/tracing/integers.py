@@ -62,7 +62,7 @@ def _moved(found: Line | Columns, by: int) -> Line | Columns | None:
     if isinstance(found, tuple):
         each = tuple(line and _moved(line, by) for line in found)
         return each if any(each) else None  # type: ignore[return-value]
-    if by < 0 and found.steps[0]:
+    if by < 0 and (not found.steps or found.steps[0]):
         return None
     return Line(found.start, (0, *found.steps) if by > 0 else found.steps[1:])
 
