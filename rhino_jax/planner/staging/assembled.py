@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from rhino_jax.errors import StageError
 from rhino_jax.ir.spec import replicated, share_of, without
-from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.stacks import End, Unstacked
 from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKey, ValueKind
 from rhino_jax.pipeline.of_plan import schedule_of
+from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.lines import scaled, summed
@@ -34,28 +36,40 @@ from rhino_jax.plan.stages import (
 )
 from rhino_jax.planner.meshes import stage_devices
 from rhino_jax.planner.search.read_back.assemble import pins_text
-from rhino_jax.planner.staging.planned import PlannedGroup
+from rhino_jax.planner.staging.planned import PlannedGroup, Room
 from rhino_jax.planner.staging.shapes import GroupMeshes
 from rhino_jax.planner.variant_search import Search
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+UNKNOWN = Pipeline(micro_batches=1, schedule="", runs=(), costs=(), hops=())
+"""The pipeline of submeshes whose costs are not known yet."""
+
+
+@dataclass(frozen=True, eq=False)
 class PlannedStages:
-    """All submeshes, planned.
+    """All submeshes, planned, and their pipeline.
 
     Attributes:
       of_step: the step, with layer stacks split.
       shapes: the submeshes.
       step: their tasks.
       groups: their plans.
-      remat: what they recompute.
+      room: the memory set aside for residuals and inputs that arrive early, and what
+        the submeshes recompute.
+      pipeline: their pipeline.
     """
 
     of_step: Unstacked
     shapes: GroupMeshes
     step: StagedStep
     groups: tuple[PlannedGroup, ...]
-    remat: StagedRemat
+    room: Room
+    pipeline: Pipeline = UNKNOWN
+
+    @cached_property
+    def simulation(self) -> Simulation:
+        """The pipeline's simulated schedule."""
+        return simulate(schedule_of(self.pipeline))
 
     def with_costs(self, pipeline: Pipeline) -> Pipeline:
         """Return a pipeline with the costs of its tasks and transfers."""
@@ -66,12 +80,10 @@ class PlannedStages:
 
     def _cost(self, chunk: int) -> StageCost:
         chunks = self.step.chunks
-        group, is_first = (
-            self.groups[chunks[chunk]],
-            chunks.index(chunks[chunk]) == chunk,
-        )
+        group = self.groups[chunks[chunk]]
+        is_first = chunks.index(group.group) == chunk
         parts = dict.fromkeys(TaskKind, 0.0)
-        for task, seconds in group.timed():
+        for task, seconds in group.timed:
             if task.place == chunk if task.is_per_micro_batch else is_first:
                 parts[task.kind] += seconds
         times = self.step.micro_batches
@@ -83,7 +95,7 @@ class PlannedStages:
             activation_bytes=left,
             fixed_bytes=group.fixed_bytes if is_first else 0,
             working_bytes=group.working_bytes(chunk),
-            update_bytes=group.update_bytes if is_first else 0,
+            update_bytes=group.working_bytes(None) if is_first else 0,
             weights_s=parts[TaskKind.WEIGHT_GRADIENT] / times,
             weight_residual_bytes=kept,
             output_gradient_bytes=handed,
@@ -105,21 +117,19 @@ class PlannedStages:
     def _between(self) -> tuple[Between, ...]:
         """Return the tasks of every submesh between forward and backward passes; empty
         where there are none."""
-        kinds = {task.kind for tasks in self.step.tasks for task in tasks}
-        if TaskKind.BETWEEN not in kinds:
-            return ()
-        receives = [dict[int, int]() for _ in self.groups]
         seconds = [
-            sum((s for task, s in group.timed() if task.kind is TaskKind.BETWEEN), 0.0)
+            [s for task, s in group.timed if task.kind is TaskKind.BETWEEN]
             for group in self.groups
         ]
+        if not any(seconds):
+            return ()
+        receives = [Counter[int]() for _ in self.groups]
         for send in self.step.met:
             size = self._bytes(send.source, send.target, send.key)
-            of = receives[send.target]
-            of[send.source] = of.get(send.source, 0) + size
+            receives[send.target][send.source] += size
         return tuple(
-            Between(s, tuple(sorted(of.items())))
-            for s, of in zip(seconds, receives, strict=True)
+            Between(sum(own, 0.0), tuple(sorted(of.items())))
+            for own, of in zip(seconds, receives, strict=True)
         )
 
     def _hops(self) -> tuple[StageHop, ...]:
@@ -130,65 +140,52 @@ class PlannedStages:
         to the first of them, after which the others run; within a submesh nothing is
         sent.
         """
-        step, sizes = self.step, dict[tuple[int, int], list[int]]()  # forward, backward
-        made: dict[ValueKey, int] = {}
+        chunks = self.step.chunks
+        sizes: dict[tuple[int, int], list[int]] = {}  # forward, backward
         readers: dict[tuple[ValueKey, int], int] = {}
-        tasks = [t for mine in step.tasks for t in mine]
-        for task in tasks:
-            if task.is_per_micro_batch:
-                made.update(
-                    (k, task.place) for k in task.makes if k.kind is ValueKind.INSIDE
-                )
+        tasks = [t for mine in self.step.tasks for t in mine if t.is_per_micro_batch]
+        made = {
+            k: t.place for t in tasks for k in t.makes if k.kind is ValueKind.INSIDE
+        }
         for task in tasks:
             for key in task.reads:
-                source = made.get(key, task.place)
-                if not task.is_per_micro_batch or source == task.place:
+                source, place = made.get(key, task.place), task.place
+                if source == place:
                     continue
-                pair = min(source, task.place), max(source, task.place)
-                into = sizes.setdefault(pair, [0, 0])
-                if step.chunks[source] == task.group:
+                into = sizes.setdefault(_pair(source, place), [0, 0])
+                if chunks[source] == task.group:
                     continue
-                if (first := readers.get((key, task.group))) is not None:
-                    if first != task.place:
-                        near = min(first, task.place), max(first, task.place)
-                        sizes.setdefault(near, [0, 0])
-                    continue
-                readers[key, task.group] = task.place
-                size = self._bytes(step.chunks[source], task.group, key)
-                into[source > task.place] += size
-        for send in step.sends:
-            pair = min(send.source, send.target), max(send.source, send.target)
-            known = {tuple(sorted((step.chunks[a], step.chunks[b]))) for a, b in sizes}
-            if pair not in known:
-                sizes[step.chunks.index(pair[0]), step.chunks.index(pair[1])] = [0, 0]
+                first = readers.get((key, task.group))
+                if first is None:
+                    readers[key, task.group] = place
+                    into[source > place] += self._bytes(chunks[source], task.group, key)
+                elif first != place:
+                    sizes.setdefault(_pair(first, place), [0, 0])
+        for send in self.step.sends:
+            pair = _pair(send.source, send.target)
+            if pair not in {_pair(chunks[a], chunks[b]) for a, b in sizes}:
+                sizes[_pair(*map(chunks.index, pair))] = [0, 0]
         return tuple(
-            StageHop(min(pair), max(pair), ahead, back, *self.shapes.hop)
+            StageHop(*pair, ahead, back, *self.shapes.hop)
             for pair, (ahead, back) in sorted(sizes.items())
         )
 
-    def plan(self, search: Search, pipeline: Pipeline, started: float) -> PlanData:
+    def plan(self, search: Search, started: float) -> PlanData:
         """Return one plan of all planned submeshes.
 
         Args:
           search: the search of the user's step.
-          pipeline: the pipeline of the submeshes.
           started: `time.monotonic()` when the search began.
         """
-        step, groups, of_step, shapes = (
-            self.step,
-            self.groups,
-            self.of_step,
-            self.shapes,
-        )
+        groups, of_step, shapes = self.groups, self.of_step, self.shapes
         first = max(groups, key=lambda g: g.plan.predicted.peak_bytes).plan
         mesh_axes, at = shapes.mesh_axes, shapes.stage_axis
         devices = stage_devices(mesh_axes, shapes.places)
         program = search.traced.program
         notes = [n for g in groups for n in g.plan.notes]
-        if search.request.value_pins:
-            keys = ", ".join(
-                sorted({p.key for p in search.request.value_pins.values()})
-            )
+        request = search.request
+        if inside := {p.key for p in request.value_pins.values()}:
+            keys = ", ".join(sorted(inside))
             notes.append(
                 f"pins of inner values have no effect in several stages: {keys}."
             )
@@ -196,63 +193,14 @@ class PlannedStages:
             notes.append(
                 "`refine` compiles no plans of several stages: `plan.verify` does."
             )
-        plan = replace(
-            first,
-            program_name=program.name,
-            fingerprint=fingerprint(program, mesh_axes),
-            mesh_axes=mesh_axes,
-            memory_budget_bytes=search.request.whole_budget_bytes,
-            inputs=_whole(
-                of_step.inputs,
-                [self._input(i) for i in range(len(step.home))],
-                [program.values[e.value].shape for e in program.inputs],
-                at,
-            ),
-            outputs=_whole(
-                of_step.outputs,
-                [self._output(j) for j in range(len(step.outputs))],
-                [program.values[e.value].shape for e in program.outputs],
-                at,
-            ),
-            stages=tuple(
-                StagePlan(
-                    mesh_axes=group.plan.mesh_axes,
-                    devices=tuple(devices[i]),
-                    decisions=group.plan.decisions,
-                    predicted=group.plan.predicted,
-                    sends=self._sends(i, pipeline),
-                )
-                for i, group in enumerate(groups)
-            ),
-            collectives=tuple(c for g in groups for c in g.plan.collectives),
-            transforms=search.transforms,
-            pipeline=pipeline,
-            recipes={},
-            timeline=Timeline(),
-            pins=pins_text(
-                search.running.program,
-                replace(search.request, value_pins={}),
-                [name for name, _ in mesh_axes],
-            ),
-            notes=tuple(dict.fromkeys(notes)),
-        )
-        simulation = simulate(schedule_of(pipeline))
-        parts, step_s = [g.plan.predicted for g in groups], simulation.step_time_s
+        parts, step_s = [g.plan.predicted for g in groups], self.simulation.step_time_s
         compute_s = max(p.compute_s for p in parts)
         predicted = Predicted(
             step_time_s=step_s,
             compute_s=compute_s,
             communication_s=max(step_s - compute_s, 0.0),
-            peak_bytes=simulation.peak_bytes,
+            peak_bytes=self.simulation.peak_bytes,
             flops_per_device=max(p.flops_per_device for p in parts),
-        )
-        report = replace(
-            plan.search,
-            status="feasible",
-            objective_s=predicted.step_time_s,
-            bound_s=0.0,
-            gap=1.0,
-            seconds=time.monotonic() - started,
         )
         # The mean over devices; the rest is idle time.
         lines = [
@@ -260,33 +208,76 @@ class PlannedStages:
             for group, own in zip(groups, devices, strict=True)
             for line in scaled(group.plan.line_times, len(own) / sum(map(len, devices)))
         ]
-        idle_s = predicted.step_time_s - sum(line.seconds for line in lines)
-        times = summed([*lines, LineTime("", idle_s=max(idle_s, 0.0))])
-        return replace(plan, predicted=predicted, search=report, line_times=times)
+        idle_s = step_s - sum(line.seconds for line in lines)
+        return replace(
+            first,
+            program_name=program.name,
+            fingerprint=fingerprint(program, mesh_axes),
+            mesh_axes=mesh_axes,
+            memory_budget_bytes=request.whole_budget_bytes,
+            inputs=_whole(
+                of_step.inputs,
+                map(self._input, range(len(of_step.inputs))),
+                [program.values[e.value].shape for e in program.inputs],
+                at,
+            ),
+            outputs=_whole(
+                of_step.outputs,
+                map(self._output, range(len(of_step.outputs))),
+                [program.values[e.value].shape for e in program.outputs],
+                at,
+            ),
+            stages=tuple(
+                StagePlan(
+                    mesh_axes=group.plan.mesh_axes,
+                    devices=tuple(own),
+                    decisions=group.plan.decisions,
+                    predicted=group.plan.predicted,
+                    sends=tuple(self._sends(group.group)),
+                )
+                for group, own in zip(groups, devices, strict=True)
+            ),
+            collectives=tuple(c for g in groups for c in g.plan.collectives),
+            transforms=search.transforms,
+            pipeline=self.pipeline,
+            recipes={},
+            timeline=Timeline(),
+            pins=pins_text(
+                search.running.program,
+                replace(request, value_pins={}),
+                [name for name, _ in mesh_axes],
+            ),
+            notes=tuple(dict.fromkeys(notes)),
+            predicted=predicted,
+            search=replace(
+                first.search,
+                status="feasible",
+                objective_s=step_s,
+                bound_s=0.0,
+                gap=1.0,
+                seconds=time.monotonic() - started,
+            ),
+            line_times=summed([*lines, LineTime("", idle_s=max(idle_s, 0.0))]),
+        )
+
+    def _replicated(self, path: str, value_id: int) -> Leaf:
+        value = self.of_step.program.values[value_id]
+        spec = replicated(value.rank)
+        return Leaf(path, value.shape, value.dtype, spec, value.bytes)
 
     def _input(self, position: int) -> Leaf:
-        program, home = self.of_step.program, self.step.home[position]
-        entry, group, key = (
-            program.inputs[position],
-            self.groups[home],
-            ValueKey(ValueKind.INPUT, position),
-        )
+        home, key = self.step.home[position], ValueKey(ValueKind.INPUT, position)
+        entry, group = self.of_step.program.inputs[position], self.groups[home]
+        leaf = self._replicated(entry.path, entry.value)
         if key in group.of.arguments:
             leaf = group.plan.inputs[group.of.arguments.index(key)]
-        else:
-            value = program.values[entry.value]
-            spec = replicated(value.rank)
-            leaf = Leaf(entry.path, value.shape, value.dtype, spec, value.bytes)
         return replace(leaf, path=entry.path, stage=home, is_donated=entry.is_donated)
 
     def _output(self, position: int) -> Leaf:
-        program, made = self.of_step.program, self.step.outputs[position]
-        end = program.outputs[position]
-        value = program.values[end.value]
+        end = self.of_step.program.outputs[position]
+        made = self.step.outputs[position]
         if not isinstance(made, tuple):
-            return Leaf(
-                end.path, value.shape, value.dtype, replicated(value.rank), value.bytes
-            )
+            return self._replicated(end.path, end.value)
         home, key = made
         if key.kind is ValueKind.INPUT:
             leaf = self._input(key.number)
@@ -295,31 +286,26 @@ class PlannedStages:
         leaf = group.plan.outputs[group.of.results.index(key)]
         return replace(leaf, path=end.path, stage=home)
 
-    def _sends(self, position: int, pipeline: Pipeline) -> tuple[StageSend, ...]:
-        step, of = self.step, self.step.chunks
-        rates = {
-            (min(of[h.source], of[h.target]), max(of[h.source], of[h.target])): (
-                h.bytes_per_s
-            )
-            for h in pipeline.hops
-        }
-        found = []
+    def _sends(self, position: int) -> Iterator[StageSend]:
+        step, (bytes_per_s, _) = self.step, self.shapes.hop
         for send in step.sends:
-            if send.source != position:
-                continue
-            pair = min(send.source, send.target), max(send.source, send.target)
-            times = pipeline.micro_batches if send.key.kind is ValueKind.INSIDE else 1
-            aval = step.types[send.key]
-            size = times * int(aval.size) * int(getattr(aval.dtype, "itemsize", 4))
-            local = times * self._bytes(position, send.target, send.key)
-            what = f"{aval.dtype.name}{list(aval.shape)} of a {send.kind} pass"
-            found.append(StageSend(send.target, what, size, local / rates[pair]))
-        return tuple(found)
+            if send.source == position:
+                is_inside = send.key.kind is ValueKind.INSIDE
+                times = step.micro_batches if is_inside else 1
+                aval = step.types[send.key]
+                size = times * int(aval.size) * int(getattr(aval.dtype, "itemsize", 4))
+                local = times * self._bytes(position, send.target, send.key)
+                what = f"{aval.dtype.name}{list(aval.shape)} of a {send.kind} pass"
+                yield StageSend(send.target, what, size, local / bytes_per_s)
+
+
+def _pair(a: int, b: int) -> tuple[int, int]:
+    return min(a, b), max(a, b)
 
 
 def _whole(
     ends: Sequence[End],
-    leaves: Sequence[Leaf],
+    leaves: Iterable[Leaf],
     shapes: Sequence[tuple[int, ...]],
     at: int,
 ) -> tuple[Leaf, ...]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -14,10 +15,10 @@ from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.ir.spec import Spec
 from rhino_jax.passes.staged.in_slices import staged_in_slices
 from rhino_jax.passes.staged.remat import StagedRemat
-from rhino_jax.passes.staged.sides import Sides, sides_of
+from rhino_jax.passes.staged.sides import sides_of
 from rhino_jax.passes.staged.stacks import Unstacked
 from rhino_jax.passes.staged.staging import staged
-from rhino_jax.passes.staged.step import StagedStep, TaskSend
+from rhino_jax.passes.staged.step import StagedStep, ValueKey
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.schedules.searched import SEARCHED
 from rhino_jax.pipeline.work import FORWARD_ONLY
@@ -25,13 +26,9 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import Pipeline, runs_of
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.staging import schedules
-from rhino_jax.planner.staging.assembled import PlannedStages
+from rhino_jax.planner.staging.assembled import UNKNOWN, PlannedStages
 from rhino_jax.planner.staging.cuts import CutStep
-from rhino_jax.planner.staging.groups import (
-    FittingGroups,
-    GroupLayouts,
-    GroupsSearch,
-)
+from rhino_jax.planner.staging.groups import GroupLayouts, GroupsSearch
 from rhino_jax.planner.staging.planned import PlannedGroup, Room
 from rhino_jax.planner.staging.shapes import GroupMeshes
 from rhino_jax.planner.variant_search import Search
@@ -47,13 +44,13 @@ class Laid:
       cannot: which submesh does not fit; empty if all do.
     """
 
-    run: FittingGroups | None
+    run: PlannedStages | None
     cannot: str = ""
 
     @property
     def groups(self) -> tuple[PlannedGroup, ...]:
         """The planned submeshes; empty if one does not fit."""
-        return self.run.stages.groups if self.run else ()
+        return self.run.groups if self.run else ()
 
     @property
     def step_s(self) -> float:
@@ -68,14 +65,12 @@ class Laid:
     @property
     def sent(self) -> Mapping[tuple[int, int], float]:
         """(Source, target) submesh → seconds of a step's transfers between them."""
-        sent: dict[tuple[int, int], float] = {}
-        if self.run is None:
-            return sent
-        pipeline = self.run.pipeline
+        sent: dict[tuple[int, int], float] = defaultdict(float)
+        pipeline = self.run.pipeline if self.run else UNKNOWN
         for hop in pipeline.hops:
             a, b = sorted((pipeline.groups[hop.source], pipeline.groups[hop.target]))
             size = pipeline.micro_batches * (hop.forward_bytes + hop.backward_bytes)
-            sent[a, b] = sent.get((a, b), 0.0) + size / hop.bytes_per_s
+            sent[a, b] += size / hop.bytes_per_s
         return sent
 
     @property
@@ -95,22 +90,22 @@ class SolvedStages:
     """
 
     search: Search
-    run: FittingGroups
+    run: PlannedStages
 
     @property
     def of_step(self) -> Unstacked:
         """The step, with layer stacks split."""
-        return self.run.stages.of_step
+        return self.run.of_step
 
     @property
     def step(self) -> StagedStep:
         """The tasks of all submeshes."""
-        return self.run.stages.step
+        return self.run.step
 
     @property
     def groups(self) -> tuple[PlannedGroup, ...]:
         """The planned submeshes."""
-        return self.run.stages.groups
+        return self.run.groups
 
     @property
     def request(self) -> Request:
@@ -141,27 +136,20 @@ class SolvedStages:
           PinError: an op cannot produce a fixed layout.
         """
         if is_kept:
-            handed = {send.key: spec for send, spec in self._handed()}
-            held = replace(held, handed={**handed, **held.handed})
+            held = replace(held, handed={**self._handed(), **held.handed})
         before = known.groups if known is not None and known.groups else self.groups
         try:
             return Laid(self._run(held, level, before))
         except InfeasiblePlanError as error:
-            what, numbers = (
-                error.what.partition(":")[0],
-                error.numbers.partition(";")[0],
-            )
-            return Laid(None, f"{what.rstrip('.')}: {numbers}")
+            what = error.what.partition(":")[0].rstrip(".")
+            return Laid(None, f"{what}: {error.numbers.partition(';')[0]}")
 
     def best(self, held: GroupLayouts, level: str, known: Laid | None = None) -> Laid:
         """Return the better of two plans with layouts fixed: with all other sent values
         laid out as in the plan, and with layouts that are best for the first submesh
         that has them."""
         free = self.held(held, level, known, is_kept=False)
-        if free.groups and all(
-            free.groups[send.source].specs[send.key] == spec
-            for send, spec in self._handed()
-        ):
+        if free.groups and self._handed(free.groups) == self._handed():
             return free  # Both plans are the same.
         kept = self.held(held, level, known, is_kept=True)
         return min(kept, free, key=lambda laid: laid.rank)
@@ -193,17 +181,17 @@ class SolvedStages:
         Args:
           started: `time.monotonic()` when the search began.
         """
-        made = self.run.stages.plan(self.search, self.run.pipeline, started)
-        return replace(made, origin=self)
+        return replace(self.run.plan(self.search, started), origin=self)
 
-    def _handed(self) -> Iterator[tuple[TaskSend, Spec]]:
-        """Yield the values that stages send, and their layouts in the plan."""
-        for send in self.step.sends:
-            yield send, self.groups[send.source].specs[send.key]
+    def _handed(self, groups: Sequence[PlannedGroup] = ()) -> dict[ValueKey, Spec]:
+        """Return the layouts of the values that stages send, in this plan or in that of
+        other submeshes."""
+        of = groups or self.groups
+        return {s.key: of[s.source].specs[s.key] for s in self.step.sends}
 
     def _run(
         self, held: GroupLayouts, level: str, before: Sequence[PlannedGroup]
-    ) -> FittingGroups:
+    ) -> PlannedStages:
         search, step = self.search.asking(level=level, deadline=math.inf), self.step
         limit, known = search.request.memory_budget_bytes, self.run.pipeline
 
@@ -219,7 +207,7 @@ class SolvedStages:
         return GroupsSearch(
             search=search,
             of_step=self.of_step,
-            shapes=self.run.stages.shapes,
+            shapes=self.run.shapes,
             step_of=lambda _: step,
             pipeline_of=pipeline_of,
             held=held,
@@ -269,40 +257,37 @@ def fit_stages(cut_step: CutStep, candidate: schedules.EstimatedSchedule) -> Pla
     search, of_step = asked.search, asked.of_step
     together, limit = of_step.together, search.request.memory_budget_bytes
 
+    cut_into = cut_step.apart, cut_step.chosen.stages
+
     def step_of(remat: StagedRemat) -> StagedStep:
         if cut_step.slices:
-            groups = range(shapes.groups)
-            stages, lengths = cut_step.chosen.stages, cut_step.slices
-            own = partial(staged_in_slices, remat=remat, together=together)
-            return own(cut_step.apart, stages, groups, lengths)
+            return staged_in_slices(
+                *cut_into,
+                range(shapes.groups),
+                cut_step.slices,
+                remat=remat,
+                together=together,
+            )
         return staged(
-            cut_step.apart,
-            cut_step.chosen.stages,
+            *cut_into,
             cut_step.group_of,
             is_split=candidate.is_split,
             remat=remat,
             together=together,
         )
 
-    @cache
-    def sides() -> Sides:
-        return sides_of(cut_step.apart)
-
-    would_recompute = ""
-    if cut_step.has_backward:
-        is_kept = not search.options.may_recompute
-        usual = schedules.usual(cut_step.work)
-        would_recompute = 'recompute="auto"' if is_kept else f'schedule="{usual}"'
-    is_free = search.options.may_recompute and cut_step.has_backward
+    may_recompute = search.options.may_recompute
+    usual = f'schedule="{schedules.usual(cut_step.work)}"'
+    instead = usual if may_recompute else 'recompute="auto"'
     # The search for schedules does not simulate links to hosts.
     host_bytes_per_s = search.target.device.host_bytes_per_s
     room = Room(
         candidate.in_flight,
         (0,) * shapes.groups,
-        is_free,
+        may_recompute and cut_step.has_backward,
         candidate.is_split,
         None if candidate.name == SEARCHED else host_bytes_per_s,
-        would_recompute,
+        instead if cut_step.has_backward else "",
     )
 
     def pipeline_of(stages: PlannedStages) -> Pipeline:
@@ -316,7 +301,7 @@ def fit_stages(cut_step: CutStep, candidate: schedules.EstimatedSchedule) -> Pla
             per_microbatch=asked.places,
             group_of=stages.step.chunks if cut_step.slices else cut_step.group_of,
             is_split=candidate.is_split,
-            recomputed=tuple(sorted(stages.remat.chunks)),
+            recomputed=tuple(sorted(stages.room.remat.chunks)),
             remat=by_stage if any(x.choice for x in by_stage) else (),
             slices=cut_step.slices,
             unrolled_trips=of_step.unrolled_trips,
@@ -337,7 +322,7 @@ def fit_stages(cut_step: CutStep, candidate: schedules.EstimatedSchedule) -> Pla
         pipeline_of=pipeline_of,
         finds=asked.finds,
         # Values of sequence slices are not chosen one by one.
-        sides=None if cut_step.slices else sides,
+        sides=None if cut_step.slices else cache(partial(sides_of, cut_step.apart)),
     ).fit(room)
     # Later questions report no progress, and are not dumped as passes of this search.
     return SolvedStages(search.quiet(*search.meshes), run).plan(asked.started)

@@ -19,9 +19,6 @@ from rhino_jax.passes.staged.group import GroupProgram, group_program
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.passes.staged.stacks import End, Unstacked
 from rhino_jax.passes.staged.step import StagedStep, ValueKey, ValueKind
-from rhino_jax.pipeline.of_plan import schedule_of
-from rhino_jax.pipeline.simulation import Simulation
-from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.resolved_pins import ValuePin
 from rhino_jax.plan.stages import Pipeline
 from rhino_jax.planner.decision import MIN_GAIN
@@ -38,13 +35,8 @@ from rhino_jax.planner.staging.planned import (
     Room,
 )
 from rhino_jax.planner.staging.remat import StageRematSearch, StepOf
-from rhino_jax.planner.staging.shapes import (
-    GroupMeshes,
-    SubmeshSearches,
-    seconds_by_op,
-)
+from rhino_jax.planner.staging.shapes import GroupMeshes, SubmeshSearches
 from rhino_jax.planner.variant_search import Search
-from rhino_jax.runtime.tasks.programs import held_specs
 from rhino_jax.units import format_bytes
 
 
@@ -143,23 +135,6 @@ class GroupCrossing:
         return found if saved_s > MIN_GAIN * group.found.step_s else {}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FittingGroups:
-    """Planned submeshes that fit, and their pipeline.
-
-    Attributes:
-      stages: the planned submeshes.
-      pipeline: the pipeline of these.
-      simulation: the pipeline's simulated schedule.
-      room: the memory set aside for residuals and inputs that arrive early.
-    """
-
-    stages: PlannedStages
-    pipeline: Pipeline
-    simulation: Simulation
-    room: Room
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GroupsSearch:
     """The search of all submeshes, with the same layout of exchanged values on both
@@ -199,7 +174,7 @@ class GroupsSearch:
             output_pins={**request.output_pins, **held.outputs},
         )
 
-    def fit(self, room: Room) -> FittingGroups:
+    def fit(self, room: Room) -> PlannedStages:
         """Plan all submeshes until they fit with inputs that arrive early.
 
         Args:
@@ -211,26 +186,21 @@ class GroupsSearch:
         limit_bytes = self.request.memory_budget_bytes
         for _ in range(MAX_TRIES):
             stages = self.plan(room)
-            pipeline = self.pipeline_of(stages)
-            simulation = simulate(schedule_of(pipeline))
-            peaks = simulation.group_peak_bytes
+            peaks, room = stages.simulation.group_peak_bytes, stages.room
             if max(peaks) <= limit_bytes:
-                room = replace(room, remat=stages.remat)
-                return FittingGroups(stages, pipeline, simulation, room)
+                return stages
             ahead = [
-                max(0, peak - group.peak_bytes(in_flight))
+                max(0, peak - group.peak_bytes(room.in_flight[group.group]))
                 if peak > limit_bytes
-                else known
-                for peak, group, in_flight, known in zip(
-                    peaks, stages.groups, room.in_flight, room.ahead_bytes, strict=True
-                )
+                else room.ahead_bytes[group.group]
+                for peak, group in zip(peaks, stages.groups, strict=True)
             ]
-            room = replace(room, ahead_bytes=tuple(ahead), remat=stages.remat)
-        worst = max(range(len(peaks)), key=lambda group: peaks[group])
+            room = replace(room, ahead_bytes=tuple(ahead))
+        peak = max(peaks)
         raise InfeasiblePlanError(
-            f"stage {worst} does not fit with what reaches it early.",
+            f"stage {peaks.index(peak)} does not fit with what reaches it early.",
             where=f"memory budget {format_bytes(int(limit_bytes))} per device",
-            numbers=f"{format_bytes(peaks[worst])} at its peak by {pipeline.schedule}",
+            numbers=f"{format_bytes(peak)} at its peak by {stages.pipeline.schedule}",
             fix=FIX,
         )
 
@@ -243,11 +213,10 @@ class GroupsSearch:
         known: dict[ValueKey, Spec] = {}
         stacks: dict[int, Spec] = {}
         found: dict[int, PlannedGroup] = {}
-        of_step, shapes, held = self.of_step, self.shapes, self.held
-        request, step_of = self.request, self.step_of
+        of_step, shapes = self.of_step, self.shapes
         # The values to recompute are chosen again.
         remat = replace(room.remat, values={}) if room.may_recompute else room.remat
-        step = step_of(remat)
+        step = self.step_of(remat)
         # Sent value → the submeshes that have it.
         meeting: dict[ValueKey, set[int]] = defaultdict(set)
         for send in step.sends:
@@ -258,7 +227,7 @@ class GroupsSearch:
             sizes = {shapes.places[g] for g in groups}
             return spec if len(sizes) == 1 else without(spec, [shapes.stage_axis])
 
-        known |= {k: on_all(s, meeting[k]) for k, s in held.handed.items()}
+        known |= {k: on_all(s, meeting[k]) for k, s in self.held.handed.items()}
 
         def planned(step: StagedStep, group: int, tries: int) -> PlannedGroup:
             old = self.before[group] if self.before else None
@@ -281,27 +250,33 @@ class GroupsSearch:
             return one
 
         remat_search = StageRematSearch(
-            step_of, self.sides, planned, room, request.memory_budget_bytes, self.finds
+            self.step_of,
+            self.sides,
+            planned,
+            room,
+            self.request.memory_budget_bytes,
+            self.finds,
         )
         # Layouts of a small submesh are possible on a larger one: its other axes are
         # the same.
-        for group in sorted(range(step.groups), key=lambda g: shapes.places[g]):
-            found[group], remat = remat_search.of(step, group, remat)
-            step = (one := found[group]).step
+        for group in sorted(range(step.groups), key=shapes.places.__getitem__):
+            one, remat = remat_search.of(step, group, remat)
+            found[group], step = one, one.step
             for key in one.of.arguments:
-                end = (
-                    of_step.inputs[key.number] if key.kind is ValueKind.INPUT else None
-                )
-                if end is not None and end.part is not None:
-                    spec = without(one.specs[key], [shapes.stage_axis])
-                    stacks.setdefault(end.whole, spec)
+                if key.kind is ValueKind.INPUT:
+                    end = of_step.inputs[key.number]
+                    if end.part is not None:
+                        spec = without(one.specs[key], [shapes.stage_axis])
+                        stacks.setdefault(end.whole, spec)
             for key in one.specs.keys() & meeting.keys():
                 known.setdefault(key, on_all(one.specs[key], meeting[key]))
         # Tasks and plans of earlier tries are large, and not needed any more.
         groups = tuple(
             replace(found[g], step=step, wide=None) for g in range(step.groups)
         )
-        return PlannedStages(of_step, shapes, step, groups, remat)
+        room = replace(room, remat=remat)
+        stages = PlannedStages(of_step, shapes, step, groups, room)
+        return replace(stages, pipeline=self.pipeline_of(stages))
 
     def _pins(
         self,
@@ -331,19 +306,18 @@ class GroupsSearch:
             spec = without(spec, [axis])
             return ((axis, *spec[0]), *spec[1:]) if is_large else spec
 
+        asked, of_step = self.request, self.of_step
         inputs: dict[int, Spec] = {}
-        asked, ends = self.request, self.of_step.inputs
         for i, key in enumerate(of.arguments):
-            end = ends[key.number] if key.kind is ValueKind.INPUT else None
             if key in laid:
                 inputs[i] = laid[key]
-            elif end is not None and end.part is not None and end.whole in stacks:
-                inputs[i] = own(stacks[end.whole], end)
-            elif end is not None and end.whole in asked.pins:
-                inputs[i] = own(asked.pins[end.whole], end)
+            elif key.kind is ValueKind.INPUT:
+                end = of_step.inputs[key.number]
+                if (spec := {**asked.pins, **stacks}.get(end.whole)) is not None:
+                    inputs[i] = own(spec, end)
         results = {
             made[1]: own(asked.output_pins[end.whole], end)
-            for made, end in zip(step.outputs, self.of_step.outputs, strict=True)
+            for made, end in zip(step.outputs, of_step.outputs, strict=True)
             if isinstance(made, tuple) and end.whole in asked.output_pins
         }
         results |= laid
@@ -374,9 +348,8 @@ class GroupsSearch:
           Refused: it does not fit.
           PinError: an op cannot produce what is pinned.
         """
-        request, target = self.request, self.search.target
+        request, group = self.request, of.tasks[0].group
         budget = request.memory_budget_bytes
-        group = of.tasks[0].group
         in_flight, ahead = room.in_flight[group], room.ahead_bytes[group]
         if before is not None and before.has(pins, request.level):
             if before.peak_bytes(in_flight) + ahead <= budget:
@@ -398,7 +371,8 @@ class GroupsSearch:
                 if before is None:
                     # Without this, the plan would note the other submeshes' devices as
                     # idle.
-                    own = target.replace(num_devices=self.shapes.devices(group))
+                    devices = self.shapes.devices(group)
+                    own = self.search.target.replace(num_devices=devices)
                     axes = self.shapes.mesh(group)
                     found = self.finds.find(of.program, axes, own, asked)
                 else:
@@ -415,16 +389,8 @@ class GroupsSearch:
                     fix=FIX,
                 )
                 raise Refused(refused, is_alone=not more, wide=wide) from None
-            planned = PlannedGroup(
-                step,
-                of,
-                found,
-                plan,
-                held_specs(of, plan.decisions, [n for _, n in plan.mesh_axes]),
-                seconds_by_op(found),
-                target.device.tile,
-                is_bound=more > 0 or found.is_bound_by_memory,
-            )
+            is_bound = more > 0 or found.is_bound_by_memory
+            planned = PlannedGroup(step, of, found, plan, is_bound=is_bound)
             planned = replace(planned, working=planned.taken_bytes())
             needed = planned.peak_bytes(in_flight) + ahead
             if needed <= budget:

@@ -9,10 +9,10 @@ counted so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import zip_longest
 
 import numpy as np
 
@@ -36,68 +36,8 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.resolved_pins import ValuePin
 from rhino_jax.plan.stages import KEPT, StageRemat
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.staging.shapes import (
-    with_regions,
-)
-from rhino_jax.runtime.tasks.programs import donated, held_bytes
-
-
-class _Usage(NamedTuple):
-    """Memory of one value, or copy, under a choice.
-
-    Attributes:
-      port: port of the value; None for copies.
-      bytes: bytes on one device.
-      start, stop: times from which and until which it is live; stop is excluded.
-    """
-
-    port: int | None
-    bytes: float
-    start: int
-    stop: int
-
-
-def _inside(
-    found: SearchResult, call: Op, made: dict[int, int], usages: Sequence[_Usage]
-) -> int:
-    """Return the peak bytes of values that are live inside of a task.
-
-    Args:
-      found: the result of the submesh's program.
-      call: the task's call.
-      made: result of the task → bytes that it allocates when it is produced.
-      usages: memory of all values of the program.
-    """
-    graph = found.best.model.graph
-    ops = {op.id for op, _ in graph.program.within(call)}
-    times = [n.time for n in graph.nodes if n.op is not None and n.op.id in ops]
-    if not times:
-        return sum(made.values())
-    first, last = min(times), max(times)
-    starts = {u.port: u.start for u in usages if u.port is not None}
-    changes = np.zeros(last - first + 2)
-    results = set[int]()
-    for value, size in made.items():
-        port = graph.held.get(value)
-        since = first
-        if port is not None:
-            node = graph.nodes[port.node]
-            # A loop's final carry has the buffer of the carry.
-            kept = node.ports[0] if node.kind is NodeKind.CARRY else port
-            results.add(kept.id)
-            since = max(first, starts.get(kept.id, node.time))
-        changes[min(since, last) - first] += size
-    for u in usages:
-        if u.bytes and first <= u.start <= last and u.port not in results:
-            end = min(u.stop, last + 1)
-            if u.stop > last + 1 and u.port is not None:
-                # A fused value that another task reads is written here, not computed
-                # there.
-                read = [e.time for e in graph.readers[u.port] if e.time <= last]
-                end = max(read, default=u.start) + 1
-            changes[u.start - first] += u.bytes
-            changes[end - first] -= u.bytes
-    return math.ceil(np.cumsum(changes)[:-1].max())
+from rhino_jax.planner.staging.shapes import seconds_by_op, with_regions
+from rhino_jax.runtime.tasks.programs import donated, held_bytes, held_specs
 
 
 MAX_TRIES = 3
@@ -141,9 +81,6 @@ class PlannedGroup:
       of: its tasks as one program.
       found: the problem of that program, and its solution.
       plan: the plan of that solution.
-      specs: spec of each value between its tasks.
-      seconds: predicted seconds of each op.
-      tile: tile of its devices' memory layout.
       working: for each task, its working bytes in addition to what is live anyway.
       is_bound: whether it could be faster with more memory.
       wide: the submesh planned with room for one micro-batch, which exceeds the budget.
@@ -156,20 +93,23 @@ class PlannedGroup:
     of: GroupProgram
     found: SearchResult
     plan: PlanData
-    specs: Mapping[ValueKey, Spec]
-    seconds: Mapping[int, float]
-    tile: tuple[int, ...] = ()
     working: tuple[int, ...] = ()
     is_bound: bool = False
     wide: PlannedGroup | None = None
     remat: StageRemat = KEPT
     waits_s: float = 0.0
 
-    def timed(self) -> Iterator[tuple[StagedTask, float]]:
-        """Yield its tasks, and the predicted seconds of each in a step."""
-        program = self.of.program
-        for task, op_id in zip(self.of.tasks, program.body.ops, strict=True):
-            yield task, with_regions(program, self.seconds, op_id)
+    @cached_property
+    def specs(self) -> Mapping[ValueKey, Spec]:
+        """The spec of each value between its tasks."""
+        return held_specs(self.of, self.plan.decisions, self.sizes)
+
+    @cached_property
+    def timed(self) -> list[tuple[StagedTask, float]]:
+        """Its tasks, and the predicted seconds of each in a step."""
+        program, seconds = self.of.program, seconds_by_op(self.found)
+        calls = (with_regions(program, seconds, op) for op in program.body.ops)
+        return list(zip(self.of.tasks, calls, strict=True))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -200,7 +140,8 @@ class PlannedGroup:
 
     def bytes(self, key: ValueKey) -> int:
         """Return the bytes of a value on one device."""
-        return held_bytes(self.step.types[key], self.specs[key], self.sizes, self.tile)
+        tile = self.found.target.device.tile
+        return held_bytes(self.step.types[key], self.specs[key], self.sizes, tile)
 
     @property
     def left_bytes(self) -> int:
@@ -228,7 +169,7 @@ class PlannedGroup:
     @property
     def chunks(self) -> tuple[int, ...]:
         """The chunks of the model that it runs."""
-        of = {t.place: None for t in self.of.tasks if t.is_per_micro_batch}
+        of = {t.place for t in self.of.tasks if t.is_per_micro_batch}
         return tuple(sorted(of))
 
     def held(self, chunk: int) -> tuple[int, int, int]:
@@ -236,9 +177,9 @@ class PlannedGroup:
 
         See `TaskResiduals.of_chunk`.
         """
-        left, kept, handed = self.residuals.of_chunk(chunk)
-        sizes = [sum(map(self.bytes, keys)) for keys in (left, kept, handed)]
-        return sizes[0], sizes[1], sizes[2]
+        of = self.residuals.of_chunk(chunk)
+        left, kept, handed = (sum(map(self.bytes, keys)) for keys in of)
+        return left, kept, handed
 
     @property
     def fixed_bytes(self) -> int:
@@ -247,52 +188,84 @@ class PlannedGroup:
         held = {*self.of.arguments, *made}
         return sum(self.bytes(key) for key in held if key.kind in FIXED)
 
-    def working_bytes(self, chunk: int) -> int:
-        """Return the largest working bytes of a chunk's tasks."""
+    def working_bytes(self, chunk: int | None) -> int:
+        """Return the largest working bytes of a chunk's tasks; None: of the tasks that
+        run once a step."""
         tasks = zip(self.of.tasks, self.working, strict=True)
-        return max(
-            (n for t, n in tasks if not is_once(t) and t.place == chunk), default=0
-        )
-
-    @property
-    def update_bytes(self) -> int:
-        """The largest working bytes of the tasks that run once a step."""
-        tasks = zip(self.of.tasks, self.working, strict=True)
-        return max((n for t, n in tasks if is_once(t)), default=0)
+        mine = (n for t, n in tasks if (None if is_once(t) else t.place) == chunk)
+        return max(mine, default=0)
 
     def taken_bytes(self) -> tuple[int, ...]:
         """Return the bytes per device that each task takes in addition to what is live
         whether or not it runs."""
-        of, size_of, holding = self.of, self.bytes, self.residuals
-        model, labels = self.found.best.model, self.found.best.labels
-        problem = model.problem
-        ports: list[int | None] = [port.id for port in held_ports(model.analysis)]
-        ports += [None] * (len(problem.node_usages) - len(ports))
-        usages = [
-            _Usage(port, float(u.usage[labels[u.node]]), u.start, u.stop)
-            for port, u in zip(ports, problem.node_usages, strict=True)
-        ]
-        for pair in problem.edge_usages:
-            amount = float(pair.usage[labels[pair.source], labels[pair.target]])
-            usages.append(_Usage(None, amount, pair.start, pair.stop))
+        of, size_of = self.of, self.bytes
         in_place: set[ValueKey] = set()
         taken = []
         for task, op_id in zip(of.tasks, of.program.body.ops, strict=True):
-            held, replaced = (
-                set(holding.held(task)),
-                donated(self.step, of, task).values(),
-            )
-            in_place |= {*replaced}
+            held = {*self.residuals.held(task)}
+            in_place |= {*donated(self.step, of, task).values()}
             own = [k for k in task.reads if k not in held]
             own += [k for k in earlier_results(of.tasks, task) if k not in in_place]
             op = of.program.ops[op_id]
             made = {
-                value: 0 if key in held or key in in_place else size_of(key)
+                value: 0 if key in held | in_place else size_of(key)
                 for value, key in zip(op.results, task.makes, strict=True)
             }
-            inside = _inside(self.found, op, made, usages)
-            taken.append(sum(map(size_of, own)) + inside)
+            taken.append(sum(map(size_of, own)) + self._inside(op, made))
         return tuple(taken)
+
+    @cached_property
+    def _usages(self) -> list[tuple[int | None, float, int, int]]:
+        """(Port, bytes on one device, first time, end) of all values that are live at
+        some time; the port is None for copies."""
+        model, labels = self.found.best.model, self.found.best.labels
+        nodes, edges = model.problem.node_usages, model.problem.edge_usages
+        ports = (port.id for port in held_ports(model.analysis))
+        return [
+            (port, float(u.usage[labels[u.node]]), u.start, u.stop)
+            for port, u in zip_longest(ports, nodes)
+        ] + [
+            (None, float(u.usage[labels[u.source], labels[u.target]]), u.start, u.stop)
+            for u in edges
+        ]
+
+    def _inside(self, call: Op, made: Mapping[int, int]) -> int:
+        """Return the peak bytes of values that are live inside of a task.
+
+        Args:
+          call: the task's call.
+          made: result of the task → bytes that it allocates when it is produced.
+        """
+        graph = self.found.best.model.graph
+        ops = {op.id for op, _ in graph.program.within(call)}
+        times = [n.time for n in graph.nodes if n.op is not None and n.op.id in ops]
+        if not times:
+            return sum(made.values())
+        first, last = min(times), max(times)
+        starts = {port: start for port, _, start, _ in self._usages}
+        changes = np.zeros(last - first + 2)
+        results = set[int]()
+        for value, size in made.items():
+            port = graph.held.get(value)
+            since = first
+            if port is not None:
+                node = graph.nodes[port.node]
+                # A loop's final carry has the buffer of the carry.
+                kept = node.ports[0] if node.kind is NodeKind.CARRY else port
+                results.add(kept.id)
+                since = max(first, starts.get(kept.id, node.time))
+            changes[min(since, last) - first] += size
+        for of, amount, start, stop in self._usages:
+            if amount and first <= start <= last and of not in results:
+                end = min(stop, last + 1)
+                if stop > last + 1 and of is not None:
+                    # A fused value that another task reads is written here, not
+                    # computed there.
+                    read = [e.time for e in graph.readers[of] if e.time <= last]
+                    end = max(read, default=start) + 1
+                changes[start - first] += amount
+                changes[end - first] -= amount
+        return math.ceil(np.cumsum(changes)[:-1].max())
 
     def peak_bytes(self, in_flight: int) -> int:
         """Return the peak in bytes, without inputs that arrive early.
@@ -302,7 +275,7 @@ class PlannedGroup:
         """
         working = max(self.working_bytes(chunk) for chunk in self.chunks)
         flying = self.flying_bytes(in_flight) + working
-        return self.fixed_bytes + max(flying, self.update_bytes)
+        return self.fixed_bytes + max(flying, self.working_bytes(None))
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,7 +304,7 @@ class AskingTasks(ResidualReader):
         ]
 
 
-FORWARD, BACKWARD = TaskKind.FORWARD, TaskKind.BACKWARD
+FORWARD = TaskKind.FORWARD
 
 StepOf = Callable[[StagedRemat], StagedStep]
 """Remat → the tasks of a step; those of other submeshes stay as they are."""
@@ -470,12 +470,12 @@ class StageRematSearch:
         size = group.offloaded_bytes()
         if not size or not self.room.host_bytes_per_s:
             return 0.0
-        passes = {k: 0.0 for k in (FORWARD, BACKWARD)}
-        for task, seconds in group.timed():
-            if task.kind in passes:
-                passes[task.kind] += seconds
+        passes_s = (
+            sum(s for task, s in group.timed if task.kind is kind)
+            for kind in (FORWARD, TaskKind.BACKWARD)
+        )
         link_s = group.step.micro_batches * size / self.room.host_bytes_per_s
-        return max(0.0, link_s - min(passes.values()))
+        return max(0.0, link_s - min(passes_s))
 
     def _lacks(self, group: PlannedGroup) -> int:
         """Return the bytes by which a submesh exceeds the budget."""
