@@ -22,7 +22,7 @@ from rhino_jax.models.workload import Workload
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.cuts import best_cut
 from rhino_jax.planner.search.driver import (
-    choose_plan,
+    find,
     make_candidates,
     make_recipe_plans,
 )
@@ -149,7 +149,7 @@ class Planner:
         def within(budget_bytes: int) -> PlanCandidate | None:
             less = replace(request, memory_budget_bytes=budget_bytes)
             try:
-                plan = choose_plan(program, self.meshes, self.target, less)
+                plan = find(program, self.meshes, self.target, less).plan()
             except InfeasiblePlanError:
                 return None
             return PlanCandidate("less memory", plan)
@@ -202,7 +202,7 @@ class Planner:
 
     def _choose(self, level: str) -> PlanData:
         program, request = self.traced.program, self._request(level)
-        return choose_plan(program, self.meshes, self.target, request)
+        return find(program, self.meshes, self.target, request).plan()
 
     def _cut_in_time(self) -> PlanData:
         """Return the plan with micro-batches and remat chosen, as `rhino.plan` does."""

@@ -42,11 +42,11 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.resolved_pins import ValuePin
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planner.origin import PlanOrigin
-from rhino_jax.planner.search.folding import as_solution
+from rhino_jax.planner.search.folding import solved_by
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.passes import RECIPES
 from rhino_jax.planner.search.read_back.assemble import assemble
-from rhino_jax.planner.search.records import MeshProblem, Request, SolvedMesh
+from rhino_jax.planner.search.records import MeshProblem, Request
 from rhino_jax.planner.staging.fitted import Laid, SolvedStages
 from rhino_jax.planner.staging.groups import GroupLayouts
 from rhino_jax.planner.staging.planned import PlannedGroup
@@ -161,10 +161,9 @@ def plan_of_recipe(found: SearchResult, request: Request, name: str) -> PlanData
             " dims divide, parameters or state, a sequence",
             fix="take another recipe; plan.recipes has None for those that are none.",
         )
-    solution = as_solution(problem, labels)
-    plan = assemble(
-        found.target, request, SolvedMesh(problem, solution), found.started, ()
-    )
+    solved = solved_by(problem, labels)
+    solution = solved.solution
+    plan = assemble(found.target, request, solved, found.started, ())
     # The bound is that of the search; nothing was proved about the recipe.
     note = f"this is the recipe {name!r} at its best, not the best plan."
     if solution.peak > request.memory_budget_bytes:

@@ -119,7 +119,7 @@ def cost_of(found: SearchResult, is_brief: bool = False) -> CostTerms:
     if solution.labels is None:
         peak = math.ceil(solution.smallest_peak)
         return CostTerms(None, math.inf, math.inf, peak, {}, {}, is_brief=is_brief)
-    predicted, collectives, _ = costs_of(best.mesh_problem, solution.labels)
+    predicted, collectives, _ = costs_of(best)
     return CostTerms(
         predicted,
         solution.objective,

@@ -171,17 +171,13 @@ def measured(
       program: its compiled program, which fits.
     """
     best, compiled = found.best, program.reading.compiled
-    labels, model = best.labels, best.model
     factors = CostFactors.of(found.request.corrections)
     estimated: dict[tuple[OpKey, str], float] = defaultdict(float)
     corrected_s = 0.0
-    for node, label in zip(model.graph.nodes, labels.tolist(), strict=True):
-        if node.op is None:
-            continue
-        options, key = model.options[node.id], op_key(node.op.source, node.op.name)
-        seconds = node.count * float(options.compute_s[label])
-        if seconds:
-            sharding = sharding_of(options.strategies[label])
+    for node in best.model.graph.nodes:
+        if node.op is not None and (seconds := best.compute_s(node)):
+            key = op_key(node.op.source, node.op.name)
+            sharding = sharding_of(best.strategy(node.id))
             estimated[key, sharding] += seconds / factors.of_op(key, sharding)
             corrected_s += seconds
     planned: dict[OpKey, float] = defaultdict(float)

@@ -28,10 +28,9 @@ from rhino_jax.planner.cuts import as_requested
 from rhino_jax.planner.meshes import MeshAxes, candidates, where_pins_hold
 from rhino_jax.planner.options import PlanOptions
 from rhino_jax.planner.origin import with_origin
-from rhino_jax.planner.search.folding import as_solution
+from rhino_jax.planner.search.folding import solved_by
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
-from rhino_jax.planner.search.records import SolvedMesh
 from rhino_jax.planner.variant_search import Search
 from rhino_jax.runtime.meshes import devices_here, make_mesh
 from rhino_jax.runtime.sharded import with_trees
@@ -298,9 +297,9 @@ class Evaluator:
         analysis = self.analysis(search.running.program, search.target)
         request = replace(search.request, memory_budget_bytes=best.made_for)
         problem = build_mesh_problem(analysis, best.axes, request).within(usable)
-        solution = replace(as_solution(problem, best.labels), bound=best.bound_s)
-        solved = [SolvedMesh(problem, solution)]
-        found = SearchResult(solved, (), [], search.target, search.request, started)
+        one = solved_by(problem, best.labels)
+        solved = replace(one, solution=replace(one.solution, bound=best.bound_s))
+        found = SearchResult([solved], (), [], search.target, search.request, started)
         mesh = make_mesh(best.axes, WHAT)
         plan = with_trees(search.plan(found), search.traced, mesh)
         return Plan.of(with_origin(plan, plan_options, search.traced, mesh, None))

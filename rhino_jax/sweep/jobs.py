@@ -235,7 +235,7 @@ class _Mesh:
         assert self.last is not None
         solution, predicted = self.last.solution, None
         if solution.labels is not None:
-            predicted = costs_of(self.last.mesh_problem, solution.labels)[0]
+            predicted = costs_of(self.last)[0]
         return Best(
             self.axes,
             predicted,

@@ -16,7 +16,7 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.model.build import MeshModel
-from rhino_jax.planner.search.driver import choose_plan
+from rhino_jax.planner.search.driver import find
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.records import Request
 
@@ -121,7 +121,7 @@ def test_plans_gather_a_kernel_once_before_it_is_reversed() -> None:
         pins={k: ((), (), (0, 1), ()) for k in (0, 1)},
         output_pins={},
     )
-    plan = choose_plan(program, [AXES], TARGET, request)
+    plan = find(program, [AXES], TARGET, request).plan()
     gathers = [c for c in plan.collectives if c.kind == "all-gather"]
     assert len(gathers) == 2
     assert all("weights[" in c.reason for c in gathers)

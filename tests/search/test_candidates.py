@@ -12,7 +12,7 @@ from rhino_jax.ir.program import Program
 from rhino_jax.models import registry
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.search.driver import (
-    choose_plan,
+    find,
     make_candidates,
     make_recipe_plans,
 )
@@ -37,7 +37,7 @@ def program() -> Program:
 
 @pytest.fixture(scope="module")
 def best(program: Program) -> PlanData:
-    return choose_plan(program, [AXES], TARGET, request())
+    return find(program, [AXES], TARGET, request()).plan()
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
 from rhino_jax.planner.search import folding
-from rhino_jax.planner.search.driver import choose_plan
+from rhino_jax.planner.search.driver import find
 from rhino_jax.planner.search.passes import FOLD, PASSES, PRICE, READ_BACK, SOLVE
 from rhino_jax.planner.search.records import LIMITS, Request
 
@@ -96,7 +96,7 @@ def test_forms_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, object] = {}
     request = Request(2**34, {}, {}, watch=lambda p, form: seen.update({p.name: form}))
     axes = [("a", 4), ("b", 2)]
-    plan = choose_plan(program, [axes], load_target("v5e:4x2"), request)
+    plan = find(program, [axes], load_target("v5e:4x2"), request).plan()
     assert list(seen) == [p.name for p in PASSES if p.name != "trace"]
     model, folded, found = (seen[p.name] for p in (PRICE, FOLD, SOLVE))
     labels = found.solution.labels

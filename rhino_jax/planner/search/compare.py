@@ -40,6 +40,10 @@ BRIEF = replace(COMPARED, max_rounds=0, max_weights=1, max_prices=0)
 """Effort by which all meshes are compared first: local search alone."""
 
 
+BoundAxes = Callable[[int, float, SolvedMesh | None], float]
+"""See `Comparison.bound_axes`."""
+
+
 @dataclass(slots=True, eq=False)
 class Comparison:
     """A comparison of meshes.
@@ -68,7 +72,7 @@ class Comparison:
     request: Request
     solved: list[SolvedMesh] = field(default_factory=list)
     objectives: dict[tuple[int, ...], float] = field(default_factory=dict)
-    bound_axes: Callable[[int, float, SolvedMesh | None], float] | None = None
+    bound_axes: BoundAxes | None = None
     least_s: float = 0.0
     worth_s: float = math.inf
     full: set[tuple[int, ...]] = field(default_factory=set)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
@@ -22,12 +22,12 @@ from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.planner.search.compare import Comparison
+from rhino_jax.planner.search.compare import BoundAxes, Comparison
 from rhino_jax.planner.search.folding import (
-    as_solution,
     chosen,
     first_choices,
     minimum_memory,
+    solved_by,
     with_recipes,
 )
 from rhino_jax.planner.search.found import SearchResult, carried
@@ -57,22 +57,6 @@ the batch, with recipes 0.3 %, with ten rounds of messages 2 %)."""
 
 
 @no_garbage_collection()
-def choose_plan(
-    program: Program,
-    meshes: Sequence[MeshAxes],
-    target: Target,
-    request: Request,
-) -> PlanData:
-    """Plan a program on the best of several meshes.
-
-    Each mesh is searched briefly, the best one then with the requested level. Meshes of
-    three and more axes are left out where the axis before gained little or the search
-    would take long (`LIMITS.axis_gain`, `LIMITS.meshes_s`), which the notes say.
-    """
-    return find(program, meshes, target, request).plan()
-
-
-@no_garbage_collection()
 def find(
     program: Program,
     meshes: Sequence[MeshAxes],
@@ -81,27 +65,28 @@ def find(
     *,
     like: SearchResult | None = None,
     is_estimate: bool = False,
-    bound_axes: Callable[[int, float, SearchResult | None], float] | None = None,
+    bound_axes: BoundAxes | None = None,
 ) -> SearchResult:
-    """Search as `choose_plan` does, and read no plan back.
+    """Search a program on the best of several meshes, and read no plan back.
+
+    Each mesh is searched briefly, the best one then with the requested level. Meshes of
+    three and more axes are left out where the axis before gained little or the search
+    would take long (`LIMITS.axis_gain`, `LIMITS.meshes_s`), which the notes say.
 
     Args:
-      program, meshes, target, request: see `choose_plan`.
+      program: the program to plan.
+      meshes: (name, size) of the axes of each candidate mesh.
+      target: the hardware.
+      request: the options of the search.
       like: the result of a program that is nearly the same; on its mesh alone, the
         search starts from there and from recipes.
       is_estimate: where there are several meshes, stop at their comparison and do not
         search the best one further; on the mesh of `like`, search locally, and prove
         nothing.
-      bound_axes: see `Comparison`; called with the best mesh as a result.
+      bound_axes: see `Comparison`.
     """
     started = time.monotonic()
     request = request.begun(started)
-
-    def bound(num_axes: int, least_s: float, best: SolvedMesh | None) -> float:
-        assert bound_axes is not None
-        return bound_axes(
-            num_axes, least_s, None if best is None else result([best], best)
-        )
 
     def result(
         solved: list[SolvedMesh],
@@ -130,8 +115,7 @@ def find(
         else:
             one, brief = _at_level(mesh_problem, within, starts)
         return result([one], brief)
-    own = None if bound_axes is None else bound
-    comparison = Comparison(analysis, within, bound_axes=own)
+    comparison = Comparison(analysis, within, bound_axes=bound_axes)
     comparison.run(different)
     every, in_order = comparison.solved, comparison.in_order
     compared = brief = every[0]
@@ -170,11 +154,11 @@ def make_candidates(
     request: Request,
     count: int,
 ) -> tuple[PlanCandidate, ...]:
-    """Return the plan of `choose_plan`, and others of nearly its predicted step time,
+    """Return the plan of `find`'s result, and others of nearly its predicted step time,
     to be compiled.
 
     Args:
-      program, meshes, target, request: see `choose_plan`.
+      program, meshes, target, request: see `find`.
       count: maximum number of plans, fewer where fewer differ; plain recipes, as most
         people write them, are added to these.
     """
@@ -229,13 +213,7 @@ def make_recipe_plans(
     return {
         name: None
         if labels is None
-        else assemble(
-            target,
-            request,
-            SolvedMesh(mesh_problem, as_solution(mesh_problem, labels)),
-            started,
-            (),
-        )
+        else assemble(target, request, solved_by(mesh_problem, labels), started, ())
         for name, labels in mesh_problem.recipes.items()
     }
 
@@ -333,16 +311,19 @@ def find_minimum_memory(
     found: list[SolvedMesh] = []
     for axes in short or every[:1]:
         mesh_problem = build_mesh_problem(analysis, axes, free).within(math.inf)
-        solution = as_solution(mesh_problem, minimum_memory(mesh_problem))
-        found.append(SolvedMesh(mesh_problem, solution))
+        found.append(solved_by(mesh_problem, minimum_memory(mesh_problem)))
     found.sort(key=lambda one: one.solution.peak)
     unlimited = replace(free, memory_budget_bytes=math.inf)
     return SearchResult(found, (), [], target, unlimited, started)
 
 
+Named = tuple[str, SolvedMesh]
+"""The name of a candidate, and its choice."""
+
+
 def candidates_of(
     found: Sequence[SolvedMesh], around_matmuls: MeshProblem, effort: Effort, count: int
-) -> list[tuple[str, SolvedMesh]]:
+) -> list[Named]:
     """Return the distinct choices with the shortest predicted steps, at most `count`.
 
     The best choice is first. The best recipe, annotated around matmuls only, follows
@@ -356,14 +337,10 @@ def candidates_of(
       count: maximum number of choices.
     """
     best = found[0]
-    annotated = [
-        (f"{name}@matmul", one)
-        for name, one in _recipes(replace(best, mesh_problem=around_matmuls))
-    ]
-    annotated.sort(key=_predicted_s)
+    annotated = _recipes(replace(best, mesh_problem=around_matmuls), "@matmul")
     # The best choices where communication costs more, and less.
     symmetry, folded = best.mesh_problem.symmetry, best.mesh_problem.folded
-    others = []
+    first: list[Named] = []
     for weight in LIMITS.communication_weights:
         problem, memo = folded.problem, Memo()
         costs = [
@@ -379,24 +356,16 @@ def candidates_of(
         if labels is None:
             continue  # It fits only if repeated nodes choose differently.
         name = "less communication" if weight > 1 else "more communication"
-        others.append((name, chosen(best, symmetry.expand(labels))))
-    others += [
-        *((f"best on {_shape(f)}", f) for f in found[1:]),
-        *_recipes(best),
-    ]
-    ranked = [("best", best), *annotated[:1], *sorted(others, key=_predicted_s)]
-    kept: list[tuple[str, SolvedMesh]] = []
-    for name, one in ranked:
-        if one.solution.labels is not None and not any(
-            _is_same(one, other) for _, other in kept
-        ):
-            kept.append((name, one))
-    return kept[:count]
+        first.append((name, chosen(best, symmetry.expand(labels))))
+    for one in found[1:]:
+        shape = "x".join(str(axis.size) for axis in one.model.mesh.axes)
+        first.append((f"best on {shape}", one))
+    others = sorted([*first, *_recipes(best)], key=_predicted_s)
+    ranked = [("best", best), *annotated[:1], *others]
+    return _distinct(c for c in ranked if c[1].solution.labels is not None)[:count]
 
 
-def plain_of(
-    best: SolvedMesh, plain: MeshProblem
-) -> tuple[list[tuple[str, SolvedMesh]], list[str]]:
+def plain_of(best: SolvedMesh, plain: MeshProblem) -> tuple[list[Named], list[str]]:
     """Return the recipes, as mostly annotated, that may be faster once compiled.
 
     Args:
@@ -406,21 +375,14 @@ def plain_of(
       Recipes that fit and whose predicted step is within `LIMITS.prediction_error` of
         the best plan's, and notes on the others.
     """
-    kept: list[tuple[str, SolvedMesh]] = []
-    left_out: list[str] = []
     limit = (1 + LIMITS.prediction_error) * best.solution.objective
-    named = [
-        (f"{n}@batch", one) for n, one in _recipes(replace(best, mesh_problem=plain))
+    recipes = _recipes(replace(best, mesh_problem=plain), "@batch")
+    kept = _distinct(r for r in recipes if _predicted_s(r) <= limit)
+    left_out = [
+        f"{r[0]} ({_predicted_s(r) / best.solution.objective:.3g} times the plan)"
+        for r in recipes
+        if _predicted_s(r) > limit
     ]
-    for name, one in sorted(named, key=_predicted_s):
-        predicted = one.solution.objective
-        if any(_is_same(one, other) for _, other in kept):
-            continue
-        if predicted > limit:
-            slower = predicted / best.solution.objective
-            left_out.append(f"{name} ({slower:.3g} times the plan)")
-        else:
-            kept.append((name, one))
     if not left_out:
         return kept, []
     error = f"{LIMITS.prediction_error:.0%}"
@@ -431,30 +393,24 @@ def plain_of(
     return kept, [note]
 
 
-def _predicted_s(candidate: tuple[str, SolvedMesh]) -> float:
+def _predicted_s(candidate: Named) -> float:
     return candidate[1].solution.objective
 
 
-def _is_same(one: SolvedMesh, other: SolvedMesh) -> bool:
-    a, b = one.solution.labels, other.solution.labels
-    if a is None or b is None or one.mesh_problem is not other.mesh_problem:
-        return False
-    return bool((a == b).all())
+def _distinct(every: Iterable[Named]) -> list[Named]:
+    """Return the first of each choice on each mesh."""
+    kept: dict[tuple[int, ...], Named] = {}
+    for name, one in every:
+        kept.setdefault((id(one.mesh_problem), *one.labels.tolist()), (name, one))
+    return [*kept.values()]
 
 
-def _shape(found: SolvedMesh) -> str:
-    return "x".join(str(a.size) for a in found.model.mesh.axes)
-
-
-def _recipes(found: SolvedMesh) -> list[tuple[str, SolvedMesh]]:
-    """Return the recipes that fit."""
-    return [
-        (name, chosen(found, labels))
-        for name, labels in found.mesh_problem.recipes.items()
-        if labels is not None and _fits(found, labels)
-    ]
-
-
-def _fits(found: SolvedMesh, labels: Labels) -> bool:
+def _recipes(found: SolvedMesh, suffix: str = "") -> list[Named]:
+    """Return the recipes that fit, the fastest first."""
     problem = found.model.problem
-    return problem.peak(labels) <= problem.limit
+    fitting = [
+        (name + suffix, chosen(found, labels))
+        for name, labels in found.mesh_problem.recipes.items()
+        if labels is not None and problem.peak(labels) <= problem.limit
+    ]
+    return sorted(fitting, key=_predicted_s)

@@ -234,10 +234,8 @@ def solve_on_mesh(
     if request.is_over:
         fitting = [s for s in known if problem.peak(s) <= problem.limit]
         if fitting:
-            best = as_solution(
-                mesh_problem, min(fitting, key=mesh_problem.overlap.step_s)
-            )
-            return SolvedMesh(mesh_problem, best, is_fallback=True)
+            best = min(fitting, key=mesh_problem.overlap.step_s)
+            return replace(solved_by(mesh_problem, best), is_fallback=True)
     effort = replace(
         effort,
         deadline=request.deadline,
@@ -249,14 +247,12 @@ def solve_on_mesh(
     return SolvedMesh(mesh_problem, solution, is_cut=request.is_over)
 
 
-def as_solution(mesh_problem: MeshProblem, labels: Labels) -> Solution:
+def solved_by(mesh_problem: MeshProblem, labels: Labels) -> SolvedMesh:
     """Return a known choice as a solution with no proved bound."""
-    peak, count = (
-        mesh_problem.model.problem.peak(labels),
-        len(mesh_problem.model.graph.nodes),
-    )
-    objective = mesh_problem.overlap.step_s(labels)
-    return Solution(labels, objective, 0.0, peak, peak, 0, (count, count))
+    overlap, count = mesh_problem.overlap, len(labels)
+    objective, peak = overlap.step_s(labels), overlap.problem.peak(labels)
+    solution = Solution(labels, objective, 0.0, peak, peak, 0, (count, count))
+    return SolvedMesh(mesh_problem, solution)
 
 
 def chosen(found: SolvedMesh, labels: Labels) -> SolvedMesh:

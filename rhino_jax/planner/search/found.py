@@ -40,7 +40,7 @@ class SearchResult:
       solved: the searched meshes, the best first.
       compared: where there are several meshes, shapes and objectives of those searched.
       notes: on meshes and recipes left out.
-      target, request: see `choose_plan`.
+      target, request: see `find`.
       started: `time.monotonic()` when the search began.
       brief: the result of level "fast" on the best mesh, with which results of other
         brief searches compare; None where there is none.
@@ -81,19 +81,10 @@ class SearchResult:
         return replace(self, solved=[self.brief, *self.solved[1:]])
 
     @property
-    def compute_s(self) -> float:
-        """Compute time of the best mesh in seconds; a plan must fit."""
-        return self.best.mesh_problem.overlap.compute.objective(self.best.labels)
-
-    @property
     def stack_copies_s(self) -> float:
         """Seconds of copies into and out of stacks of loops; a plan must fit."""
-        model = self.best.model
-        return sum(
-            node.count * float(model.options[node.id].compute_s[label])
-            for node, label in zip(model.graph.nodes, self.best.labels, strict=True)
-            if node.kind in (NodeKind.SLICE, NodeKind.STACK)
-        )
+        kinds, nodes = (NodeKind.SLICE, NodeKind.STACK), self.best.model.graph.nodes
+        return sum(self.best.compute_s(node) for node in nodes if node.kind in kinds)
 
     @property
     def is_bound_by_memory(self) -> bool:
@@ -125,7 +116,7 @@ class SearchResult:
 
     def decisions(self) -> Decisions:
         """Return the specs of the plan, where there is one."""
-        return decisions_by(self.best.mesh_problem, self.best.labels, self.request)
+        return decisions_by(self.best, self.request)
 
     def recipes(self) -> dict[str, Predicted | None]:
         """Return the predictions for the recipes that the program allows."""
@@ -163,13 +154,12 @@ def carried(solved: SolvedMesh, mesh_problem: MeshProblem) -> Labels | None:
     Returns:
       The labels of all nodes; None where the other program has no solution.
     """
-    labels, before = solved.solution.labels, solved.model
-    if labels is None:
+    if solved.solution.labels is None:
         return None
+    before = solved.model.graph
     known: dict[Hashable, list[Strategy]] = defaultdict(list)
-    for node, label in zip(before.graph.nodes, labels, strict=True):
-        mine = before.options[node.id].strategies[label]
-        known[_line(before.graph, node)].append(mine)
+    for node in before.nodes:
+        known[_line(before, node)].append(solved.strategy(node.id))
     model = mesh_problem.model
     met: dict[Hashable, int] = defaultdict(int)
     found = np.zeros(len(model.graph.nodes), dtype=np.int64)
@@ -258,13 +248,10 @@ def repriced(found: SearchResult, request: Request) -> SearchResult | None:
         for name, known in old.recipes.items()
     }
     new = replace(new, recipes=recipes)
-    assert solution.labels is not None, "nothing fits"
-    labels = carried_over(old.model, new.model, solution.labels)
-    pairs = zip(old.model.options, new.model.options, strict=True)
-    both = zip(pairs, solution.labels.tolist(), labels.tolist(), strict=True)
-    if any(a.strategies[i] != b.strategies[k] for (a, b), i, k in both):
-        return None
+    labels = carried_over(old.model, new.model, best.labels)
     solved = chosen(replace(best, mesh_problem=new), labels)
+    if any(best.strategy(n) != solved.strategy(n) for n in range(len(labels))):
+        return None
     bound = solution.bound / solution.objective * solved.solution.objective
     solved = replace(solved, solution=replace(solved.solution, bound=bound))
     return replace(found, solved=[solved], request=request, brief=None)

@@ -10,10 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from rhino_jax.analysis.graph import Node
 from rhino_jax.cost.corrections import NO_CORRECTIONS, CostCorrections
 from rhino_jax.ir.spec import Spec
 from rhino_jax.model.build import MeshModel
+from rhino_jax.model.strategies import Strategy
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.resolved_pins import ValuePin
 from rhino_jax.planner.search.symmetry import Symmetry
@@ -207,6 +210,37 @@ class SolvedMesh:
         """The option of every node; a plan must fit."""
         assert self.solution.labels is not None, "nothing fits"
         return self.solution.labels
+
+    @property
+    def overlapped_s(self) -> float:
+        """Compute time of all nodes in seconds, behind which collectives may hide."""
+        return self.mesh_problem.overlap.compute.objective(self.labels)
+
+    def strategy(self, node: int) -> Strategy:
+        """Return the strategy that a node takes."""
+        return self.model.options[node].strategies[self.labels[node]]
+
+    def compute_s(self, node: Node) -> float:
+        """Return the seconds of a node's compute, in all of its runs."""
+        seconds = self.model.options[node.id].compute_s
+        return node.count * float(seconds[self.labels[node.id]]) if seconds.size else 0
+
+    def flops(self, node: Node) -> float:
+        """Return the FLOPs of a node on one device, in all of its runs."""
+        flops = self.model.options[node.id].flops
+        return node.count * float(flops[self.labels[node.id]]) if flops.size else 0
+
+    def seconds(self, place: Callable[[int, int], int]) -> np.ndarray:
+        """Return the seconds of nodes in all runs, [nodes], with the reshards of edges.
+
+        Args:
+          place: (source, target) of an edge → the node that its reshard counts for.
+        """
+        problem, labels = self.model.problem, self.labels
+        found = np.array([c[k] for c, k in zip(problem.costs, labels, strict=True)])
+        for source, target, table in problem.edges:
+            found[place(source, target)] += table[labels[source], labels[target]]
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ class PlannedGroup:
     @cached_property
     def timed(self) -> list[tuple[StagedTask, float]]:
         """Its tasks, and the predicted seconds of each in a step."""
-        program, seconds = self.of.program, seconds_by_op(self.found)
+        program, seconds = self.of.program, seconds_by_op(self.found.best)
         calls = (with_regions(program, seconds, op) for op in program.body.ops)
         return list(zip(self.of.tasks, calls, strict=True))
 

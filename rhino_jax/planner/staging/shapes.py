@@ -12,6 +12,7 @@ a step that has to beat another plan are here, too.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,35 +29,32 @@ from rhino_jax.planner.decision import NotFaster
 from rhino_jax.planner.meshes import MeshAxes, own_mesh
 from rhino_jax.planner.search.driver import find
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.search.records import Request
+from rhino_jax.planner.search.records import Request, SolvedMesh
 from rhino_jax.planner.search.remat.choice import Chosen
 from rhino_jax.planner.variant_search import NEAR, Search
 
 
-def seconds_by_op(found: SearchResult) -> dict[int, float]:
+def seconds_by_op(found: SolvedMesh) -> dict[int, float]:
     """Return the seconds of every op of a plan, with the collectives that it waits for.
 
     Seconds are of all runs in a step; the communication that compute hides is
     subtracted from all ops proportionally, so that they sum up to the predicted step.
 
     Args:
-      found: the result of a search in which a plan fits.
+      found: the solution of a mesh on which a plan fits.
     """
-    model, labels = found.best.model, found.best.labels
-    nodes = model.graph.nodes
-    seconds = np.array(
-        [costs[label] for costs, label in zip(model.problem.costs, labels, strict=True)]
-    )
-    for source, target, table in model.problem.edges:
-        # The producer of an argument's next value also reshards it to that argument.
-        is_made = nodes[target].kind is NodeKind.INPUT
-        seconds[source if is_made else target] += table[labels[source], labels[target]]
+    graph = found.model.graph
+
+    def place(source: int, target: int) -> int:
+        """The producer of an argument's next value also reshards it to that one."""
+        return source if graph.nodes[target].kind is NodeKind.INPUT else target
+
+    seconds = found.seconds(place)
     total = seconds.sum()
-    scale = float(found.step_s / total) if total else 1.0
-    by_op: dict[int, float] = {}
+    scale = float(found.solution.objective / total) if total else 1.0
+    by_op: dict[int, float] = defaultdict(float)
     for n in np.flatnonzero(seconds).tolist():
-        op = _op_of(model.graph, n)
-        by_op[op] = by_op.get(op, 0.0) + scale * float(seconds[n])
+        by_op[_op_of(graph, n)] += scale * float(seconds[n])
     return by_op
 
 
@@ -342,13 +340,13 @@ def shapes_of(
         brief = GroupMeshes.on(axes, (size,) * len(places), own, search.target)
         return bound.most_s(replace(brief, compute_s={size: compute_s}))
 
-    def bound_axes(num_axes: int, compute_s: float, best: SearchResult | None) -> float:
+    def bound_axes(num_axes: int, compute_s: float, best: SolvedMesh | None) -> float:
         if best is None:
             # On a third axis, at most this share can be saved.
             return most_s({0: compute_s}, compute_s) / (1 - MAX_AXIS_GAIN)
         # One of the axes is that of the stages.
         if num_axes >= 1 + FEW_AXES and not of_few:
-            of_few[size] = most_s(seconds_by_op(best), best.compute_s)
+            of_few[size] = most_s(seconds_by_op(best), best.overlapped_s)
         return max(of_few.values(), default=math.inf)
 
     seconds: dict[int, dict[int, float]] = {}
@@ -373,8 +371,8 @@ def shapes_of(
         # Only the best mesh's problem is cached.
         best = replace(found, solved=found.solved[:1])
         finds.whole.setdefault(found.mesh_axes, best)
-        seconds[size] = seconds_by_op(found)
-        compute_s[size] = found.compute_s
+        seconds[size] = seconds_by_op(found.best)
+        compute_s[size] = found.best.overlapped_s
         if not seconds.keys() - {size}:
             good = tuple(left[own.index(axes)] for axes in found.meshes)
     shapes = GroupMeshes.on(good[0], places, seconds, search.target)

@@ -34,7 +34,7 @@ from rhino_jax.plan.records import (
     SearchReport,
 )
 from rhino_jax.plan.stages import StagePlan
-from rhino_jax.planner.search.folding import minimum_memory
+from rhino_jax.planner.search.folding import minimum_memory, solved_by
 from rhino_jax.planner.search.read_back.extract import (
     decisions_of,
     line_times,
@@ -46,7 +46,6 @@ from rhino_jax.planner.search.read_back.traffic import ChoiceTraffic
 from rhino_jax.planner.search.records import LIMITS, MeshProblem, Request, SolvedMesh
 from rhino_jax.solver.least_peak import minimum_peak
 from rhino_jax.solver.parameters import PAIRWISE
-from rhino_jax.solver.problem import Labels
 from rhino_jax.units import format_bytes
 
 
@@ -99,10 +98,10 @@ def explain(mesh_problem: MeshProblem, request: Request) -> InfeasiblePlanError:
     """Return the error to raise where no choice fits the budget."""
     model = mesh_problem.model
     problem, program = model.problem, model.graph.program
-    labels = minimum_memory(mesh_problem)
-    peak = problem.peak(labels)
+    least = solved_by(mesh_problem, minimum_memory(mesh_problem))
+    peak = least.solution.peak
     axes = ", ".join(f"{a.name}={a.size}" for a in model.mesh.axes)
-    held = live_at(model, labels, problem.peak_time(labels), most=3)
+    held = live_at(least, problem.peak_time(least.labels), most=3)
     holdings = "; ".join(
         f"{h.what} {format_bytes(h.bytes)}" + (f" ({h.place})" if h.place else "")
         for h in held
@@ -137,9 +136,9 @@ def explain(mesh_problem: MeshProblem, request: Request) -> InfeasiblePlanError:
             "give a mesh of at most two axes (on this one, only options near to plans"
             " with fewer axes were tried)"
         )
-    least = request.budget_for(peak)
+    enough = request.budget_for(peak)
     fixes += [
-        f"raise memory_budget_bytes to {least} ({format_bytes(least)})",
+        f"raise memory_budget_bytes to {enough} ({format_bytes(enough)})",
         "use more devices, a smaller batch, or jax.checkpoint on the layers",
     ]
     return InfeasiblePlanError(
@@ -151,7 +150,7 @@ def explain(mesh_problem: MeshProblem, request: Request) -> InfeasiblePlanError:
             f" more; largest at that peak: {holdings}"
         ),
         fix="; or ".join(fixes) + ".",
-        smallest_peak_bytes=least,
+        smallest_peak_bytes=enough,
     )
 
 
@@ -173,14 +172,12 @@ def assemble(
     Raises:
       InfeasiblePlanError: nothing fits.
     """
-    mesh_problem, solution = found.mesh_problem, found.solution
-    model = mesh_problem.model
+    mesh_problem, model = found.mesh_problem, found.model
     program = model.graph.program
-    if solution.labels is None:
+    if found.solution.labels is None:
         raise explain(mesh_problem, request)
-    labels = solution.labels
-    decisions = decisions_by(mesh_problem, labels, request)
-    predicted, collectives, peak_time = costs_of(mesh_problem, labels)
+    decisions = decisions_by(found, request)
+    predicted, collectives, peak_time = costs_of(found)
     mesh_axes = tuple((a.name, a.size) for a in model.mesh.axes)
     ops, flops, size, unknown = coverage_shares(program)
     notes = [
@@ -229,27 +226,25 @@ def assemble(
         ),
         recipes=recipes_of(mesh_problem),
         memory_budget_bytes=request.whole_budget_bytes,
-        at_peak=live_at(model, labels, peak_time),
+        at_peak=live_at(found, peak_time),
         pins=pins_text(program, request, model.mesh.names),
         meshes=meshes,
         transforms=program.transforms,
         corrections=request.corrections,
-        line_times=line_times(model, labels, predicted, collectives),
-        timeline=timeline(model, labels, collectives),
+        line_times=line_times(found, predicted, collectives),
+        timeline=timeline(found, collectives),
         notes=(*notes,),
     )
 
 
-def decisions_by(
-    mesh_problem: MeshProblem, labels: Labels, request: Request
-) -> Decisions:
+def decisions_by(found: SolvedMesh, request: Request) -> Decisions:
     """Return the specs of the annotated values: all, or as few as the density says, and
     those that are pinned."""
-    model = mesh_problem.model
-    every = decisions = decisions_of(model, labels)
-    if mesh_problem.density == "matmul":
+    model, density = found.model, found.mesh_problem.density
+    every = decisions = decisions_of(found)
+    if density == "matmul":
         decisions = only_around_matmuls(model.graph.program, every)
-    elif mesh_problem.density == "batch":
+    elif density == "batch":
         graph, roles, led = model.graph, model.analysis.roles, set[int]()
         for value, port in graph.held.items():
             dims = model.dim_classes.results(graph.nodes[port.node], port.result)
@@ -276,12 +271,11 @@ def recipes_of(mesh_problem: MeshProblem) -> dict[str, Predicted | None]:
     }
 
 
-def costs_of(
-    mesh_problem: MeshProblem, labels: Labels
-) -> tuple[Predicted, tuple[Collective, ...], int]:
+def costs_of(found: SolvedMesh) -> tuple[Predicted, tuple[Collective, ...], int]:
     """Return a choice's predictions, its collectives, and the time of its peak."""
-    model, symmetry = mesh_problem.model, mesh_problem.symmetry
-    overlap, choice = mesh_problem.folded, symmetry.contract(labels)
+    mesh_problem, model, labels = found.mesh_problem, found.model, found.labels
+    overlap, symmetry = mesh_problem.folded, mesh_problem.symmetry
+    choice = symmetry.contract(labels)
     # Where repeated nodes share a choice, one node of each orbit is enough.
     if (symmetry.expand(choice) == labels).all():
         traffic = ChoiceTraffic.folded(model, symmetry)

@@ -36,16 +36,16 @@ from rhino_jax.planner.search.read_back.traffic import (
     name_of,
     read_backward,
 )
-from rhino_jax.planner.search.records import LIMITS
+from rhino_jax.planner.search.records import LIMITS, SolvedMesh
 from rhino_jax.solver.overlap import Overlap, Wait
 from rhino_jax.solver.problem import Labels
 
 
-def decisions_of(model: MeshModel, labels: Labels) -> Decisions:
+def decisions_of(found: SolvedMesh) -> Decisions:
     """Return the specs of all values and uses under a choice."""
-    graph, program = model.graph, model.graph.program
-    every = zip(model.options, labels.tolist(), strict=True)
-    chosen = [options.strategies[label] for options, label in every]
+    graph, lowering = found.model.graph, found.model.mesh.lowering
+    program = graph.program
+    chosen = [found.strategy(node.id) for node in graph.nodes]
     values = {v: chosen[p.node].results[p.result] for v, p in graph.held.items()}
     operands: dict[tuple[int, int], Spec] = {}
     through: dict[tuple[int, int], tuple[Spec, ...]] = {}
@@ -84,7 +84,7 @@ def decisions_of(model: MeshModel, labels: Labels) -> Decisions:
     waypoints: dict[int, tuple[Spec, ...]] = {}
     for node, strategy in zip(graph.nodes, chosen, strict=True):
         if node.op is not None:
-            waypoints |= waypoints_of(node.op, strategy, model.mesh.lowering)
+            waypoints |= waypoints_of(node.op, strategy, lowering)
     return Decisions(
         values,
         operands,
@@ -92,7 +92,7 @@ def decisions_of(model: MeshModel, labels: Labels) -> Decisions:
         tuple(outputs),
         waypoints=waypoints,
         through=through,
-        lowering=model.mesh.lowering.routes,
+        lowering=lowering.routes,
     )
 
 
@@ -152,31 +152,32 @@ def predicted_of(overlap: Overlap, traffic: ChoiceTraffic, labels: Labels) -> Pr
     )
 
 
-def live_at(
-    model: MeshModel, labels: Labels, time: int, most: int = 50
-) -> tuple[PeakValue, ...]:
+def live_at(found: SolvedMesh, time: int, most: int = 50) -> tuple[PeakValue, ...]:
     """Return the largest values that are live at a time, at most `most`.
 
     Values of the same name, line and scopes are one row, as `24 × tanh f32[8,128]`.
     """
+    model, labels = found.model, found.labels
     problem, graph = model.problem, model.graph
     saved = read_backward(graph)
     held: dict[tuple[str, ...], list[float]] = defaultdict(list)
+
+    def add(at: Node, amount: float, of: Node, spec: Spec | None, what: str) -> None:
+        """Add an amount of a node's value, or of a copy of it for a reader."""
+        name = what + name_of(graph, of.ports[0], saved)
+        held[name, *_place(model, at), *_shard(model, of, spec)].append(amount)
+
     for usage in [u for u in problem.node_usages if u.start <= time < u.stop]:
-        node, label = graph.nodes[usage.node], labels[usage.node]
-        amount = float(usage.usage[label])
-        spec = model.options[node.id].strategies[label].results[node.ports[0].result]
-        name, shard = name_of(graph, node.ports[0], saved), _shard(model, node, spec)
-        held[name, *_place(model, node), *shard].append(amount)
+        node, amount = graph.nodes[usage.node], usage.usage[labels[usage.node]]
+        spec = found.strategy(node.id).results[node.ports[0].result]
+        add(node, float(amount), node, spec, "")
     for pair in [u for u in problem.edge_usages if u.start <= time < u.stop]:
-        amount = float(pair.usage[labels[pair.source], labels[pair.target]])
-        node, source = graph.nodes[pair.target], graph.nodes[pair.source]
-        name = f"resharded {name_of(graph, source.ports[0], saved)}"
-        strategy = model.options[node.id].strategies[labels[node.id]]
-        ends = (e for e in graph.incoming[node.id] if e.source.node == source.id)
-        specs = [strategy.operands[edge.operand] for edge in ends][:1]
-        shard = _shard(model, source, specs[0] if specs else None)
-        held[name, *_place(model, node), *shard].append(amount)
+        amount = pair.usage[labels[pair.source], labels[pair.target]]
+        reads = found.strategy(pair.target).operands
+        ends = (e for e in graph.incoming[pair.target] if e.source.node == pair.source)
+        read = next((reads[edge.operand] for edge in ends), None)
+        source = graph.nodes[pair.source]
+        add(graph.nodes[pair.target], float(amount), source, read, "resharded ")
     largest = sorted(held.items(), key=lambda item: (-sum(item[1]), item[0]))
     return tuple(
         PeakValue(
@@ -216,10 +217,7 @@ def _place(model: MeshModel, node: Node) -> tuple[str, str]:
 
 
 def line_times(
-    model: MeshModel,
-    labels: Labels,
-    predicted: Predicted,
-    collectives: Sequence[Collective],
+    found: SolvedMesh, predicted: Predicted, collectives: Sequence[Collective]
 ) -> tuple[LineTime, ...]:
     """Return the seconds of a step by line; together they are the predicted step.
 
@@ -227,30 +225,22 @@ def line_times(
     an empty line.
     """
     lines: list[LineTime] = []
-    liveness = model.analysis.liveness
-    launch_s = model.builder.target.device.launch_s
-    for node, label in zip(model.graph.nodes, labels.tolist(), strict=True):
-        options = model.options[node.id]
-        if node.op is None or not options.compute_s.size:
-            continue
-        seconds = node.count * float(options.compute_s[label])
-        if not seconds:
+    model, target = found.model, found.model.builder.target
+    liveness, device = model.analysis.liveness, target.device
+    for node in model.graph.nodes:
+        if node.op is None or not (seconds := found.compute_s(node)):
             continue
         launches = liveness.kernels.launches[node.id] + copied_slices(
             model.graph, liveness, node
         )
-        starts_s = min(seconds, node.count * launch_s * launches)
-        flops = node.count * float(options.flops[label])
-        busy_s = seconds - starts_s
-        is_matrix = False
+        starts_s = min(seconds, node.count * device.launch_s * launches)
+        flops, busy_s, is_matrix = found.flops(node), seconds - starts_s, False
         if node.is_matmul:  # At the matrix unit's rate, including padding.
-            assert node.op.rule is not None
-            strategy = options.strategies[label]
-            paddings = model.builder.array_paddings(node.op, (strategy,))
+            strategies = (found.strategy(node.id),)
+            padding = np.ravel(model.builder.array_paddings(node.op, strategies))[0]
             dtype = model.graph.program.values[node.op.operands[0]].dtype
-            target = model.builder.target
-            rate = target.peak_flops_per_s(dtype) * target.device.matmul_efficiency
-            matrix_s = float(np.ravel(paddings)[0]) * flops / rate
+            rate = target.peak_flops_per_s(dtype) * device.matmul_efficiency
+            matrix_s = float(padding) * flops / rate
             is_matrix = matrix_s >= LIMITS.arithmetic_share * busy_s
         line = LineTime(
             str(node.op.source),
@@ -265,20 +255,18 @@ def line_times(
     return summed([*lines, *sent(collectives, predicted.communication_s)])
 
 
-def timeline(
-    model: MeshModel, labels: Labels, collectives: Sequence[Collective]
-) -> Timeline:
+def timeline(found: SolvedMesh, collectives: Sequence[Collective]) -> Timeline:
     """Return the compute and the live memory of a choice in program order.
 
     A span ends where the source line does, and after an op with a collective.
     """
-    program, profile = model.graph.program, model.problem.profile(labels)
-    sends = {found for c in collectives if (found := c.op_id) is not None}
-    groups: list[list[Node]] = []
-    for node in model.graph.nodes:
+    graph, profile = found.model.graph, found.model.problem.profile(found.labels)
+    sends = {c.op_id for c in collectives}
+    groups: list[list[tuple[Op, Node]]] = []
+    for node in graph.nodes:
         if node.kind is not NodeKind.OP or node.op is None:
             continue
-        before, source = groups[-1][-1].op if groups else None, node.op.source
+        before, source = groups[-1][-1][0] if groups else None, node.op.source
         if (
             before is None
             or before.id in sends
@@ -286,36 +274,22 @@ def timeline(
             or str(before.source) != str(source)
         ):
             groups.append([])
-        groups[-1].append(node)
-    starts = [0, *(group[0].time for group in groups[1:]), profile.size]
+        groups[-1].append((node.op, node))
+    starts = [0, *(group[0][1].time for group in groups[1:]), profile.size]
     spans = [
-        _span(model, labels, group, profile[start : max(stop, start + 1)])
+        LineSpan(
+            str(first.source),
+            first.source.is_backward,
+            first.id,
+            group[-1][0].id,
+            sum((found.compute_s(node) for _, node in group), 0.0),
+            sum((found.flops(node) for _, node in group), 0.0),
+            math.ceil(profile[start : max(stop, start + 1)].max(initial=0.0)),
+        )
         for group, start, stop in zip(groups, starts, starts[1:], strict=False)
+        for first, _ in group[:1]
     ]
-    return Timeline(tuple(spans), tuple(_loops(program)))
-
-
-def _span(
-    model: MeshModel, labels: Labels, nodes: Sequence[Node], live: np.ndarray
-) -> LineSpan:
-    """Return the span of consecutive nodes, and of the memory while they run."""
-    seconds = flops = 0.0
-    for node in nodes:
-        options, label = model.options[node.id], labels[node.id]
-        if options.compute_s.size:
-            seconds += node.count * float(options.compute_s[label])
-            flops += node.count * float(options.flops[label])
-    first, last = nodes[0].op, nodes[-1].op
-    assert first is not None and last is not None
-    return LineSpan(
-        str(first.source),
-        first.source.is_backward,
-        first.id,
-        last.id,
-        seconds,
-        flops,
-        math.ceil(live.max(initial=0.0)),
-    )
+    return Timeline(tuple(spans), tuple(_loops(graph.program)))
 
 
 def _loops(program: Program) -> Iterator[LoopSpan]:

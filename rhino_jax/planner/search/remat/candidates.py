@@ -15,7 +15,6 @@ import numpy as np
 
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.ir.program import Program
-from rhino_jax.model.build import MeshModel
 from rhino_jax.passes.remat.late import Halves, halves_of
 from rhino_jax.passes.remat.rerun import Rerun, again
 from rhino_jax.passes.remat.residual_stacks import ResidualStack, find_stacks
@@ -23,7 +22,6 @@ from rhino_jax.planner.search.records import LIMITS, SolvedMesh
 from rhino_jax.planner.search.remat.choice import RematQuestion, RematRow, RerunWork
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion, may_run_again
 from rhino_jax.rewrite.flatten import flatten
-from rhino_jax.solver.problem import Labels
 from rhino_jax.solver.remat.question import Question
 
 
@@ -54,7 +52,7 @@ class ResidualReader:
         for line, is_late in zip(self.block.ops, self.halves.is_late, strict=True):
             for v in () if is_late else line.operands:
                 self.early_readers.setdefault(v, []).append(line)
-        self.node_s = _seconds(self.model, self.labels)
+        self.node_s = solved.seconds(lambda source, target: target)
         self.nodes: dict[int, list[int]] = defaultdict(list)
         for node in self.model.graph.nodes:
             if node.op is not None:
@@ -331,12 +329,3 @@ class ResidualReader:
         if len(members) < 2:
             return None, 0
         return int(orbits[node]), int(np.searchsorted(members, node))
-
-
-def _seconds(model: MeshModel, labels: Labels) -> np.ndarray:
-    """Return the seconds of nodes in all runs, [nodes], with operands' reshards."""
-    problem = model.problem
-    found = np.array([c[k] for c, k in zip(problem.costs, labels, strict=True)])
-    for edge in problem.edges:
-        found[edge.target] += edge.table[labels[edge.source], labels[edge.target]]
-    return found

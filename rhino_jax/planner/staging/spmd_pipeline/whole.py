@@ -235,7 +235,7 @@ class SolvedInOne:
         of the peak, other than arguments, is working memory of ops.
         """
         program, stages, count = self.of_stage, self.stages, plan.microbatches
-        ticks, seconds = count + stages - 1, seconds_by_op(self.found)
+        ticks, seconds = count + stages - 1, seconds_by_op(self.found.best)
         passes: list[PipelinePass] = []
         once_s = saved = 0.0
         for op in (program.ops[o] for o in program.body.ops):
