@@ -61,7 +61,7 @@ CODE_TOKENS = {
     "passes": 100_500,
     "pipeline": 27_800,
     "plan": 19_100,
-    "planner": 86_200,
+    "planner": 86_100,
     "recipes": 4_100,
     "rewrite": 6_600,
     "runtime": 49_000,

@@ -21,7 +21,7 @@ from rhino_jax.cost.collectives import collective_s, wire_bytes
 from rhino_jax.cost.combine import combine_steps
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.hardware.layout import lay_out
-from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.hardware.mesh import LaidMesh, size_of
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.spec import Spec, replicated, share_of, without
@@ -116,17 +116,11 @@ class PlannedPrices(SitePrices):
         """Return the seconds and wire bytes of reducing a value to its own spec."""
         made, local = self._made(value, axes)
         steps = combine_steps(made, self._spec(value), axes, local, self.mesh)
-        seconds = sum(
-            s.runs * collective_s(s.kind, s.local_bytes, self.mesh.over(s.axes))
-            for s in steps
-        )
-        sent = sum(
-            s.runs
-            * wire_bytes(
-                s.kind, s.local_bytes, math.prod(self.mesh.sizes[a] for a in s.axes)
-            )
-            for s in steps
-        )
+        seconds = sent = 0.0
+        for s in steps:
+            of = s.kind, s.local_bytes
+            seconds += s.runs * collective_s(*of, self.mesh.over(s.axes))
+            sent += s.runs * wire_bytes(*of, size_of(self.mesh, s.axes))
         return seconds, sent
 
     def held_s(self, op: Op, axes: tuple[int, ...]) -> float:
@@ -322,26 +316,24 @@ def _best_cut(search: Search) -> PlanData:
     return with_storage_note(replace(plan, variants=variants, meshes=meshes))
 
 
+OF_PASSES = {
+    UNROLL: "layers are unrolled, since the compiler would copy what their loops stack;"
+    " compiling takes longer, and loops='as written' leaves them.",
+    EXPERTS: "tokens are sorted by expert on each device, not all together;"
+    " grouped='as written' sorts them as the program says.",
+    STACKED: "isomorphic products of many leaves are computed as one stack, which"
+    " devices share; stacks='as written' computes each by itself.",
+}
+"""Pass → the note on a plan that has it."""
+
+
 def _notes(search: Search, plan: PlanData) -> tuple[str, ...]:
     """Return a plan's notes on its micro-batches and loops."""
     microbatches = search.options.microbatches
     notes = notes_of_microbatches(search.traced, plan.transforms)
-    if any(t.name == UNROLL for t in plan.transforms):
-        notes += (
-            "layers are unrolled, since the compiler would copy what their loops stack;"
-            " compiling takes longer, and loops='as written' leaves them.",
-        )
-    if any(t.name == EXPERTS for t in plan.transforms):
-        notes += (
-            "tokens are sorted by expert on each device, not all together;"
-            " grouped='as written' sorts them as the program says.",
-        )
-    if any(t.name == STACKED for t in plan.transforms):
-        notes += (
-            "isomorphic products of many leaves are computed as one stack, which"
-            " devices share; stacks='as written' computes each by itself.",
-        )
-    if any(t.name == OFFLOADED for t in plan.transforms):
+    done = {t.name for t in plan.transforms}
+    notes += tuple(note for name, note in OF_PASSES.items() if name in done)
+    if OFFLOADED in done:
         hosted = [leaf for leaf in plan.inputs if leaf.on_host]
         size = format_bytes(sum(leaf.bytes_per_device for leaf in hosted))
         notes += (

@@ -59,7 +59,7 @@ class LeastMemory(Variants):
     """
 
     find: Callable[[Search], SearchResult] = lambda search: find_minimum_memory(
-        search.running.program, search.meshes, search.target, search.request
+        *search.problem
     )
     left_to_plan: Iterator[None] = field(init=False)
     refused: MicrobatchError | None = None

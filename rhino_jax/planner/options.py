@@ -86,34 +86,31 @@ if TYPE_CHECKING:
 
 
 LEVELS = ("fast", "best")
-RECOMPUTE = (AUTO, "as written", "none")
-LOOPS = (AUTO, AS_WRITTEN)
-GROUPED = (AUTO, AS_WRITTEN)
-STACKS = (AUTO, AS_WRITTEN)
-OFFLOAD = (AUTO, AS_WRITTEN)
 SCHEDULES = (AUTO, *FAMILIES, IN_ONE_PROGRAM)
-STORAGE = (AS_WRITTEN, "blocks")
 
 
 def _unnamed(read: Callable[[str, Any], Any]) -> Callable[[str, str, Any], Any]:
     return lambda what, _, value: read(what, value)
 
 
+def _one_of(known: tuple[str, ...]) -> Callable[[str, str, Any], Any]:
+    return partial(read_choice, known=known)
+
+
+_AUTO_OR_NOT = _one_of((AUTO, AS_WRITTEN))
+
 READ: Mapping[str, Callable[[str, str, Any], Any]] = {
     "memory_budget_bytes": read_bytes,
     "pins": _unnamed(check_pins),
-    "level": partial(read_choice, known=LEVELS),
+    "level": _one_of(LEVELS),
     "time_limit_s": read_seconds,
     "seed": partial(read_count, most=LARGEST_SEED),
     "refine": partial(read_count_or, word=AUTO, least=0, most=1000),
     "progress": _unnamed(read_progress),
     "dump": read_folder,
-    "recompute": partial(read_choice, known=RECOMPUTE),
-    "loops": partial(read_choice, known=LOOPS),
-    "grouped": partial(read_choice, known=GROUPED),
-    "stacks": partial(read_choice, known=STACKS),
-    "offload": partial(read_choice, known=OFFLOAD),
-    "storage": partial(read_choice, known=STORAGE),
+    "recompute": _one_of((AUTO, AS_WRITTEN, "none")),
+    **dict.fromkeys(("loops", "grouped", "stacks", "offload"), _AUTO_OR_NOT),
+    "storage": _one_of((AS_WRITTEN, "blocks")),
     "microbatches": partial(read_count_or, word=AUTO),
     "stages": _unnamed(read_stages),
     "schedule": lambda what, _, value: read_schedule(what, value, SCHEDULES),

@@ -12,6 +12,7 @@ from typing import Any
 from rhino_jax.errors import InfeasiblePlanError, InternalError, MicrobatchError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import Stored, Transform
 from rhino_jax.passes.apply import PASSES, apply_passes
 from rhino_jax.passes.program_pass import NO_LIMITS, ChoiceLimits, Trial
@@ -170,15 +171,14 @@ class Search:
         """Return the search on some meshes, without progress reports."""
         return replace(self, request=self.request.quiet, meshes=[*meshes])
 
+    @property
+    def problem(self) -> tuple[Program, list[MeshAxes], Target, Request]:
+        """The program to plan, candidate meshes, hardware, and options."""
+        return self.running.program, self.meshes, self.target, self.request
+
     def find(self) -> SearchResult:
         """Search, and read no plan back."""
-        return find(
-            self.running.program,
-            self.meshes,
-            self.target,
-            self.request,
-            like=self.like,
-        )
+        return find(*self.problem, like=self.like)
 
     def again(self, found: SearchResult) -> SearchResult:
         """Continue a search on its best mesh, with this search's request."""
@@ -195,13 +195,7 @@ class Search:
         if not self.refine:
             return self.told((found or self.find()).plan())
         # The most promising plan that the compiler makes fastest.
-        candidates = make_candidates(
-            self.running.program,
-            self.meshes,
-            self.target,
-            self.request,
-            int(self.refine),
-        )
+        candidates = make_candidates(*self.problem, int(self.refine))
         return self.told(
             refine(
                 [self.placed(c) for c in candidates],

@@ -215,14 +215,11 @@ class Pass(Generic[P, Form]):
 
     Attributes:
       name: a word or two.
-      reads, gives: the names of its input and output forms.
       apply: computes the output form from the input form.
       text: prints the output form; the same on every host.
     """
 
     name: str
-    reads: str
-    gives: str
     apply: Callable[P, Form]
     text: Callable[[Form], str]
 
@@ -239,14 +236,14 @@ class Pass(Generic[P, Form]):
         return form
 
 
-TRACE = Pass("trace", "function", "program", trace_call, lambda t: str(t.program))
-INLINE = Pass("inline", "program", "graph", inline_regions, graph_text)
-ANALYSE = Pass("analyse", "graph", "analysis", ProgramAnalysis.of_graph, analysis_text)
-PRICE = Pass("price", "analysis", "model", build_model, model_text)
-FOLD = Pass("fold", "model", "problem", fold, folded_text)
-RECIPES = Pass("recipes", "problem", "problem", with_recipes, recipes_text)
-SOLVE = Pass("solve", "problem", "solution", solve_on_mesh, solution_text)
-READ_BACK = Pass("read back", "solution", "plan", assemble, plan_text)
+TRACE = Pass("trace", trace_call, lambda t: str(t.program))
+INLINE = Pass("inline", inline_regions, graph_text)
+ANALYSE = Pass("analyse", ProgramAnalysis.of_graph, analysis_text)
+PRICE = Pass("price", build_model, model_text)
+FOLD = Pass("fold", fold, folded_text)
+RECIPES = Pass("recipes", with_recipes, recipes_text)
+SOLVE = Pass("solve", solve_on_mesh, solution_text)
+READ_BACK = Pass("read back", assemble, plan_text)
 
 PASSES = (TRACE, INLINE, ANALYSE, PRICE, FOLD, RECIPES, SOLVE, READ_BACK)
 """All passes, in the order in which they run."""

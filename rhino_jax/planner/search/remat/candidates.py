@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -193,10 +194,7 @@ class ResidualReader:
         return again(self.program, self.block, wanted, kept)
 
     def _needs(self, remat: Rerun) -> tuple[int, ...]:
-        found: dict[int, None] = {}
-        for read in remat.inputs.values():
-            found.update(dict.fromkeys(read))
-        return tuple(found)
+        return tuple(dict.fromkeys(chain.from_iterable(remat.inputs.values())))
 
     def _row(self, value: int, kept: set[int], uses: set[int]) -> RematRow:
         stack = self.stacks.get(value)
