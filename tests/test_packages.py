@@ -59,7 +59,7 @@ CODE_TOKENS = {
     "model": 24_700,
     "models": 17_300,
     "passes": 100_500,
-    "pipeline": 27_800,
+    "pipeline": 27_300,
     "plan": 19_100,
     "planner": 86_100,
     "recipes": 4_100,

@@ -48,29 +48,18 @@ def times_with(
     previous = {
         b: a for order in simulation.schedule.orders for a, b in pairwise(order)
     }
-    carried: list[list[int]] = [[] for _ in graph.links]
-    # The tasks that free buffers of each link, which start before later transfers do.
-    readers: list[list[int]] = [[] for _ in graph.links]
-    unread = [len(t.targets) for t in graph.transfers]
+    last: dict[int, int] = {}  # link → the transfer before
     for node in simulation.sequence:
-        row, ends = start[node], list(graph.before[node])
-        if node < count:
-            ends += [previous[node]] if node in previous else []
-            for i in graph.transfers_to(node):
-                unread[i] -= 1
-                if not unread[i]:
-                    readers[graph.transfers[i].link].append(node)
-        else:
+        ends = list(graph.before[node])
+        if node in previous:
+            ends.append(previous[node])
+        if node >= count:
             link = graph.transfers[node - count].link
-            earlier, buffers = carried[link], graph.links[link].buffers
-            ends += earlier[-1:]
-            if 0 < buffers <= len(earlier):
-                reader = readers[link][len(earlier) - buffers]
-                np.maximum(row, start[reader], out=row)
-            earlier.append(node)
+            ends += [last[link]] if link in last else []
+            last[link] = node
         for other in ends:
-            np.maximum(row, end[other], out=row)
-        np.add(row, seconds[node], out=end[node])
+            np.maximum(start[node], end[other], out=start[node])
+        np.add(start[node], seconds[node], out=end[node])
     return start, end
 
 

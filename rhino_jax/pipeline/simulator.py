@@ -4,7 +4,7 @@ within memory."""
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -26,7 +26,7 @@ def simulate(schedule: Schedule) -> Simulation:
       DeadlockError: tasks wait for one another in a cycle.
     """
     graph = schedule.graph
-    count, transfers = len(graph.tasks), graph.transfers
+    count = len(graph.tasks)
     start, sequence = [0.0] * len(graph.seconds), list[int]()
     ended = [False] * count
     # The previous task in the group's order is one more dependency.
@@ -35,35 +35,21 @@ def simulate(schedule: Schedule) -> Simulation:
     for task in next_of.values():
         missing[task] += 1
     events: list[tuple[float, int]] = []
-    queues: list[deque[int]] = [deque() for _ in graph.links]
-    free_at, taken = [0.0] * len(graph.links), [0] * len(graph.links)
-    unread = [len(t.targets) for t in transfers]
+    free_at = [0.0] * len(graph.links)
 
     def begin(node: int, now: float) -> None:
+        """Start a task, or a transfer as soon as its link is free."""
+        if node >= count:
+            link = graph.transfers[node - count].link
+            now = max(now, free_at[link])
+            free_at[link] = now + graph.seconds[node]
         start[node] = now
         sequence.append(node)
         heapq.heappush(events, (now + graph.seconds[node], node))
 
-    def carry(link: int, now: float) -> None:
-        """Start the transfers in a link's queue while its receiver has free buffers."""
-        limit = graph.links[link].buffers
-        while queues[link] and (not limit or taken[link] < limit):
-            node = queues[link].popleft()
-            taken[link] += 1
-            begin(node, max(now, free_at[link]))
-            free_at[link] = start[node] + graph.seconds[node]
-
-    def begin_task(task: int, now: float) -> None:
-        begin(task, now)
-        for transfer in graph.transfers_to(task):
-            unread[transfer] -= 1
-            if not unread[transfer]:
-                taken[transfers[transfer].link] -= 1
-                carry(transfers[transfer].link, now)
-
     for order in schedule.orders:
         if order and not missing[order[0]]:
-            begin_task(order[0], 0.0)
+            begin(order[0], 0.0)
     while events:
         now, ending = heapq.heappop(events)
         waiting = list(graph.after[ending])
@@ -72,12 +58,8 @@ def simulate(schedule: Schedule) -> Simulation:
             waiting += [next_of[ending]] if ending in next_of else []
         for node in waiting:
             missing[node] -= 1
-            if not missing[node] and node < count:
-                begin_task(node, now)
-            elif not missing[node]:
-                link = transfers[node - count].link
-                queues[link].append(node)
-                carry(link, now)
+            if not missing[node]:
+                begin(node, now)
     if not all(ended):
         raise deadlock(schedule, ended)
     return Simulation(
@@ -102,12 +84,6 @@ def deadlock(schedule: Schedule, ended: Sequence[bool]) -> DeadlockError:
         yield from graph.sources(task)
         if task in previous:
             yield previous[task]
-        # If a source has ended, its transfer may wait for a receive buffer of the link:
-        # for the readers of transfers that arrived first.
-        links = {graph.transfers[t].link for t in graph.transfers_to(task)}
-        for transfer in graph.transfers:
-            if transfer.link in links and graph.links[transfer.link].buffers:
-                yield from transfer.targets
 
     task = ended.index(False)
     while task not in path:
@@ -121,8 +97,7 @@ def deadlock(schedule: Schedule, ended: Sequence[bool]) -> DeadlockError:
             f"{t} (group {t.group})" for t in map(graph.tasks.__getitem__, circle)
         ),
         numbers=f"{sum(ended)} of {len(ended)} tasks ended",
-        fix="let every group run the earlier of its tasks in that circle first, or"
-        " give links more buffers.",
+        fix="let every group run the earlier of its tasks in that circle first.",
     )
 
 

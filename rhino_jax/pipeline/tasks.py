@@ -83,15 +83,11 @@ class TransferLink:
       name: name for people, as `0 → 1`.
       bytes_per_s: bandwidth; infinite if transfers take no time beyond latency.
       latency_s: latency of one transfer.
-      buffers: number of transfers that may be in progress or received while their
-        readers have not started; 0: unlimited. With few receive buffers, senders wait,
-        and a schedule may deadlock that would not otherwise.
     """
 
     name: str
     bytes_per_s: float = float("inf")
     latency_s: float = 0.0
-    buffers: int = 0
 
     def seconds(self, size_bytes: float) -> float:
         return self.latency_s + size_bytes / self.bytes_per_s

@@ -285,7 +285,7 @@ def cut(
         if stages is None:
             raise _infeasible(problem, numbers, is_proved=False)
         bound = price(numbers, stages).step_time_ns if numbers.stages == 1 else 0
-        return cut_of(numbers, stages, bound, small.numbers.count)
+        return cut_of(numbers, stages, bound)
     return _best(problem, numbers, stages, effort=effort, gap=gap, seed=seed)
 
 
@@ -318,7 +318,7 @@ def _best(
     if chosen is None or chosen_ns is None:
         raise _infeasible(problem, numbers, is_proved=found.is_proved)
     bound = chosen_ns if found.is_proved else min(bound, chosen_ns)
-    return cut_of(numbers, chosen, bound, small.numbers.count)
+    return cut_of(numbers, chosen, bound)
 
 
 def _check(problem: CutProblem, numbers: CutArrays) -> None:

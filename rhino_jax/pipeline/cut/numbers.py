@@ -342,17 +342,12 @@ def ways_ns(
     return np.where(round_trips > 0, -(-ways // np.maximum(round_trips, 1)), 0)
 
 
-def cut_of(
-    numbers: CutArrays, stages: np.ndarray, bound_ns: int = 0, considered: int = 0
-) -> StageCut:
+def cut_of(numbers: CutArrays, stages: np.ndarray, bound_ns: int = 0) -> StageCut:
     """Return a cut with its cost, in seconds."""
     found = price(numbers, stages)
     return StageCut(
         stages=tuple(map(int, stages)),
         step_time_s=found.step_time_ns / NS,
-        bottleneck_s=found.bottleneck_ns / NS,
-        once_s=found.once_ns / NS,
         held_bytes=tuple(map(int, found.held_bytes)),
         bound_s=bound_ns / NS,
-        considered=considered or numbers.count,
     )

@@ -178,21 +178,14 @@ class StageCut:
       stages: stage of every op.
       step_time_s: predicted step time: (m - 1) times the bottleneck, plus every stage
         and hop once.
-      bottleneck_s: seconds of the slowest stage or hop for one micro-batch, which sets
-        the pace.
-      once_s: seconds of sending gradients of shared parameters, once a step.
       held_bytes: peak bytes of a device of every stage.
       bound_s: lower bound on the step time of any cut; 0 if nothing was proved.
-      considered: number of nodes after contraction.
     """
 
     stages: tuple[int, ...]
     step_time_s: float
-    bottleneck_s: float
-    once_s: float
     held_bytes: tuple[int, ...]
     bound_s: float = 0.0
-    considered: int = 0
 
     @property
     def is_optimal(self) -> bool:

@@ -81,7 +81,7 @@ def reorder(
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = effort
     status = solver.solve(model)
-    is_exact = unit is not None and not any(link.buffers for link in graph.links)
+    is_exact = unit is not None
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None, status == cp_model.INFEASIBLE and is_exact
     # Tasks of no duration keep their order.

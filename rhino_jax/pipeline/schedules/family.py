@@ -45,7 +45,6 @@ class Family:
     Attributes:
       name: name in users' code.
       summary: description in one sentence.
-      source: publication that describes it.
       build: function from costs of the stages, and options, to a schedule.
       placements: those that it is for.
       is_split: whether it may split backward passes into two tasks.
@@ -55,7 +54,6 @@ class Family:
 
     name: str
     summary: str
-    source: str
     build: Callable[..., Schedule]
     placements: tuple[Placement, ...] = (Placement.ONE,)
     is_split: bool = False
@@ -85,16 +83,16 @@ FAMILIES: dict[str, Family] = {}
 
 
 def family(
-    name: str, summary: str, source: str = "", **facts: Any
+    name: str, summary: str, **facts: Any
 ) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
     """Return a decorator that registers a function as the `build` of a family.
 
     Args:
-      name, summary, source, **facts: attributes of `Family`.
+      name, summary, **facts: attributes of `Family`.
     """
 
     def wrap(build: Callable[..., Schedule]) -> Callable[..., Schedule]:
-        FAMILIES[name] = Family(name, summary, source, build, **facts)
+        FAMILIES[name] = Family(name, summary, build, **facts)
         return build
 
     return wrap

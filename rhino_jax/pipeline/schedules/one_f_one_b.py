@@ -39,7 +39,7 @@ def forward_only(work: StepWork) -> Schedule:
     return in_order("forward-only", work, order, is_forward_only=True)
 
 
-@family("gpipe", "all forward, then all backward", "arXiv 1811.06965")
+@family("gpipe", "all forward, then all backward")
 def gpipe(work: StepWork) -> Schedule:
     """Schedule GPipe: every group holds the residuals of all micro-batches.
 
@@ -61,7 +61,6 @@ def gpipe(work: StepWork) -> Schedule:
 @family(
     "interleaved",
     "1F1B with several chunks in every group",
-    "arXiv 2104.04473",
     placements=(Placement.ROUND,),
 )
 def interleaved(work: StepWork) -> Schedule:
@@ -117,17 +116,20 @@ def interleaved(work: StepWork) -> Schedule:
     return in_order("interleaved", work, order)
 
 
-@family("1f1b", "one forward, one backward", "arXiv 2006.09503")
+@family("1f1b", "one forward, one backward")
 def one_f_one_b(work: StepWork) -> Schedule:
     """Schedule 1F1B: GPipe's bubble with less memory.
 
     Forward and backward passes alternate once S - s micro-batches are in flight at
     stage s.
+
+    Source: Narayanan et al., "Memory-efficient pipeline-parallel DNN training" (arXiv
+    2006.09503).
     """
     return _in_turn("1f1b", work, 1)
 
 
-@family("kfkb", "k forward, k backward", "arXiv 2303.01675")
+@family("kfkb", "k forward, k backward")
 def k_f_k_b(work: StepWork, *, k: int = 2) -> Schedule:
     """Schedule kFkB: k forward passes and k backward passes alternate.
 
@@ -136,6 +138,8 @@ def k_f_k_b(work: StepWork, *, k: int = 2) -> Schedule:
     Args:
       work: costs of the stages.
       k: number of micro-batches per turn; the last turn has the remainder.
+
+    Source: arXiv 2303.01675.
     """
     if not 1 <= k <= work.micro_batches:
         raise ScheduleError(

@@ -37,7 +37,6 @@ FORMS = (
 @family(
     TOKEN_SLICES,
     "slices of the sequence, one after another",
-    "arXiv 2102.07988",
     in_slices=True,
 )
 def token_slices(work: StepWork) -> Schedule:

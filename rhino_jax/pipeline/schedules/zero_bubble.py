@@ -23,7 +23,6 @@ from rhino_jax.pipeline.work import StepWork
 @family(
     "zero-bubble",
     "1F1B with gradients of weights put off (ZB-H1)",
-    "arXiv 2401.10241",
     is_split=True,
 )
 def zero_bubble(work: StepWork) -> Schedule:
@@ -61,7 +60,6 @@ def zero_bubble(work: StepWork) -> Schedule:
 @family(
     "zero-bubble-v",
     "two chunks in every group, there and back (ZB-V)",
-    "arXiv 2401.10241",
     placements=(Placement.BACK,),
     is_split=True,
 )
