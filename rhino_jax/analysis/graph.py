@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rhino_jax.ir.program import Op, Program
+from rhino_jax.ir.program import Op, Program, Value
 from rhino_jax.ir.traits import OpKind
 
 
@@ -252,6 +252,17 @@ class Graph:
     def loops(self) -> list[tuple[int, int]]:
         """Times when loops start and end, outer before inner ones."""
         return sorted({(self.loop_start[n], self.loop_end[n]) for n in self.loop_end})
+
+    def value_id(self, port: int) -> int:
+        """Return the id of the value that a port holds."""
+        node = self.nodes[self.ports[port].node]
+        if node.kind is not NodeKind.OP or node.op is None:
+            return node.value
+        return node.op.results[self.ports[port].result]
+
+    def value(self, port: int) -> Value:
+        """Return the value that a port holds."""
+        return self.program.values[self.value_id(port)]
 
     def _fuses(self, scatter: Op) -> bool:
         """Whether a scatter computes its updates: all, or those into zeros, where there

@@ -31,7 +31,7 @@ from rhino_jax.analysis.uses import (
     sums,
 )
 from rhino_jax.hardware.target import KernelRates
-from rhino_jax.ir.program import Value, item_bytes
+from rhino_jax.ir.program import item_bytes
 from rhino_jax.ir.traits import ELEMENTWISE_KINDS, OpKind
 from rhino_jax.utils.union_find import number_rows, united
 
@@ -272,9 +272,9 @@ def _find_through(
 def _computed(graph: Graph, port: int, materialised: Materialised) -> Through:
     """Return what a matmul's kernel reads to compute an operand: of what is larger than
     the operand, as many elements."""
-    own, read = _value_at(graph, port), dict[int, int]()
+    own, read = graph.value(port), dict[int, int]()
     for source in sorted(materialised.sources[port]):
-        value = _value_at(graph, source)
+        value = graph.value(source)
         part = math.prod(own.shape) * item_bytes(value.dtype)
         read[source] = min(value.bytes, part)
     largest = max(read, key=read.__getitem__, default=port)
@@ -290,16 +290,8 @@ def _converted(graph: Graph, port: int, materialised: Materialised) -> Through |
     (edge,) = graph.incoming[node.id]
     if not materialised.ports[edge.source.id]:
         return None
-    ratio = graph.program.values[edge.value].bytes / _value_at(graph, port).bytes
+    ratio = graph.program.values[edge.value].bytes / graph.value(port).bytes
     return Through(edge.source.id, ratio)
-
-
-def _value_at(graph: Graph, port: int) -> Value:
-    node = graph.nodes[graph.ports[port].node]
-    value = node.value
-    if node.kind is NodeKind.OP and node.op is not None:
-        value = node.op.results[graph.ports[port].result]
-    return graph.program.values[value]
 
 
 def _find_sums(

@@ -13,13 +13,15 @@ Some compilers fuse elementwise ops into matmuls (`Device.fuses_matmuls`). Opera
 then computed on the fly. A value that several matmuls read is stored, unless computing
 it reads no more bytes than it has; one that is expensive, and read by a matmul's fusion
 and by other ops, is stored too. The elementwise ops on a matmul's result fuse into its
-epilogue, up to the first value that several ops read, which is stored in place of the
-result; each of these readers converts it itself. An op with a larger result, as an
-outer product with it, does not fuse into it.
+epilogue, up to the first value whose readers do not meet again, which is stored in
+place of the result; each of these readers converts it itself. An op with a larger
+result, as an outer product with it, does not fuse into it. Reductions of what the
+epilogue computes, or of what is computed from it and from earlier values, run in it.
 
-Such a fusion holds whole rows of a softmax. Where they are longer than it can hold
-(`Observed.longest_row`), the matmul's own result is stored, and everything between it
-and the next matmul is recomputed by each reader, expensive or not.
+Such a fusion holds whole rows of a softmax, and stores their exponentials. Where they
+are longer than it can hold (`Observed.longest_row`), the matmul's own result is stored,
+and everything between it and the next matmul is recomputed by each reader, expensive or
+not.
 
 Some compilers fuse by the bytes that this saves (`Device.fuses_by_bytes`). A look-up is
 then fusible, and computes of what it reads the elements that it picks: logits that
@@ -60,7 +62,6 @@ from rhino_jax.analysis.uses import (
     read_ports,
 )
 from rhino_jax.hardware.lowering import OBSERVED
-from rhino_jax.ir.program import Value
 from rhino_jax.ir.traits import OpKind
 
 
@@ -153,7 +154,10 @@ class _MaterialisedFinder:
         matmuls before them.
       reading: how every port is read.
       looks_up: [nodes], look-ups that fuse with elementwise ops.
-      short: ids of short reductions, see `find_short_sums`.
+      short: ids of short reductions, and of scatters that are selections, see
+        `find_short_sums` and `find_selects`.
+      summing: reduction → the matmul in whose fusion it runs.
+      copied: see `copied_ports`.
     """
 
     graph: Graph
@@ -182,10 +186,10 @@ class _MaterialisedFinder:
         self.readers = Readers.of(graph)
         self.copied = copied_ports(graph)
         self.feeds = [[] for _ in graph.nodes]
+        with_matmuls = self.fusing.with_matmuls
+        selects = find_selects(graph) if with_matmuls else _NONE
         onto = find_scattered_onto(graph)
-        if self.fusing.with_matmuls:
-            selects = find_selects(graph)
-            onto = {k: node for k, node in onto.items() if node not in selects}
+        onto = {k: node for k, node in onto.items() if node not in selects}
         for port, edge in zip(read_ports(graph).tolist(), graph.edges, strict=True):
             if (edge.target, edge.source.id) not in onto:
                 self.feeds[edge.target].append(port)
@@ -195,11 +199,8 @@ class _MaterialisedFinder:
         self.looks_up = np.array(
             [by_bytes and looks_up(n) for n in graph.nodes], dtype=bool
         )
-        self.short = find_short_sums(graph) if by_bytes else _NONE
-        if self.fusing.with_matmuls:
-            self.short |= find_selects(graph)
+        self.short = selects | (find_short_sums(graph) if by_bytes else _NONE)
         self.filled = find_filled(graph, onto.values())
-        with_matmuls = self.fusing.with_matmuls
         self.before = self._find_before() if with_matmuls else {}
         self.long_rows = set()
         if with_matmuls:
@@ -277,7 +278,7 @@ class _MaterialisedFinder:
             if sum(map(self._size_of, beside)) > spare:
                 return False
             (at,) = large
-            if self._value_of(at).bytes < self._value_of(port).bytes:
+            if self.graph.value(at).bytes < self.graph.value(port).bytes:
                 self._store(at)
                 return True
         return False
@@ -463,15 +464,7 @@ class _MaterialisedFinder:
         return found
 
     def _size_of(self, port: int) -> int:
-        return math.prod(self._value_of(port).shape)
-
-    def _value_of(self, port: int) -> Value:
-        node = self.graph.nodes[self.graph.ports[port].node]
-        value = node.value
-        if node.kind is NodeKind.OP:
-            assert node.op is not None
-            value = node.op.results[self.graph.ports[port].result]
-        return self.graph.program.values[value]
+        return math.prod(self.graph.value(port).shape)
 
 
 def _kind(node: Node) -> OpKind | None:

@@ -38,11 +38,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
+from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.kernels import Kernels
 from rhino_jax.analysis.uses import NOWHERE, copied_ports
 from rhino_jax.hardware.lowering import OBSERVED
-from rhino_jax.ir.program import Value
 from rhino_jax.utils.union_find import united
 
 
@@ -196,7 +195,7 @@ def _find_buffers(
         own.ports.append(port.id)
         if kind is NodeKind.OP and not is_written[port.id]:
             continue
-        size = _value_of(graph, port).bytes
+        size = graph.value(port.id).bytes
         own.size, start = max(own.size, size), _start(graph, port.id)
         own.start = min(own.start, start)
         own.is_in_loop |= kind in _BORDERS
@@ -209,7 +208,7 @@ def _find_buffers(
     for read, time in {pair for of_node in sources for pair in of_node}:
         own = found[firsts[read]]
         own.times.add(_stays_until(loops, own.start, time))
-        own.benefit += _value_of(graph, graph.ports[read]).bytes * weight[time]
+        own.benefit += graph.value(read).bytes * weight[time]
     return found
 
 
@@ -280,13 +279,6 @@ def _place(
 def _start(graph: Graph, port: int) -> int:
     node = graph.nodes[graph.ports[port].node]
     return graph.loop_start.get(node.id, node.time)
-
-
-def _value_of(graph: Graph, port: Port) -> Value:
-    node = graph.nodes[port.node]
-    op_results = node.op.results if node.op else ()
-    number = op_results[port.result] if node.kind is NodeKind.OP else node.value
-    return graph.program.values[number]
 
 
 def _may_stay(graph: Graph, buffer: _Buffer) -> bool:

@@ -260,7 +260,7 @@ class _Pricing:
         graph, liveness = self.analysis.graph, self.analysis.liveness
         alike, sizes = self.analysis.alike, self.builder.sizes
         ports = held_ports(self.analysis)
-        values = [_value_of(graph, port) for port in ports]
+        values = [graph.value_id(port.id) for port in ports]
 
         def held_bytes(at: int) -> np.ndarray:
             port, value = ports[at], graph.program.values[values[at]]
@@ -291,7 +291,7 @@ class _Pricing:
         graph, sizes = self.analysis.graph, self.builder.sizes
         small = CONSTANTS.small_share * problem.limit
         ports = [p for p in graph.ports if graph.nodes[p.node].kind is NodeKind.OP]
-        values = [_value_of(graph, port) for port in ports]
+        values = [graph.value_id(port.id) for port in ports]
 
         def partial_bytes(at: int) -> np.ndarray | None:
             port, value = ports[at], graph.program.values[values[at]]
@@ -393,11 +393,3 @@ def _holds_memory(graph: Graph, port: Port) -> bool:
     if kind is NodeKind.CARRY:
         return port.result == 0
     return kind in (NodeKind.INPUT, NodeKind.OP, NodeKind.STACK)
-
-
-def _value_of(graph: Graph, port: Port) -> int:
-    node = graph.nodes[port.node]
-    if node.kind is NodeKind.OP:
-        assert node.op is not None
-        return node.op.results[port.result]
-    return node.value
