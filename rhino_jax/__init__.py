@@ -48,7 +48,7 @@ of resharding from one layout to another. (03_price.txt)
 `recipes` gives the layouts that experts write by hand: points of the search space, from
 which the search starts. (05_recipes.txt)
 
-    fsdp  12.7 ms
+    fsdp  13.5 ms
 
 `solver` chooses one option of every node, so that the cost of nodes and edges together
 is minimal within memory, and proves a bound on the gap. (06_solve.txt)

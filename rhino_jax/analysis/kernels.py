@@ -50,9 +50,10 @@ class Kernels:
       vector_ops: [nodes], operations of vector units for one FLOP of an op in a kernel
         whose elementwise arithmetic takes longer than its reads and writes; 0 for ops
         of all other kernels.
-      through: (matmul, operand that it computes itself) → what its kernel reads for it.
-      sums: ids of nodes, of each kernel that reduces the reduction of most elements,
-        but of the fusions of matmuls.
+      through: (node, operand) → what its kernel reads in the operand's place: of a
+        matmul what it computes it from, of a value in two types the narrower.
+      sums: of each kernel that reduces, but for the fusions of matmuls, the id of the
+        node that reduces most elements.
     """
 
     reads: list[tuple[int, ...]]
@@ -69,7 +70,7 @@ class Kernels:
 
 
 class Through(NamedTuple):
-    """The stored values of which a matmul's kernel computes an operand.
+    """The stored values from which a kernel computes an operand.
 
     Attributes:
       port: id of the port of the largest.
@@ -290,7 +291,7 @@ def _converted(graph: Graph, port: int, materialised: Materialised) -> Through |
     (edge,) = graph.incoming[node.id]
     if not materialised.ports[edge.source.id]:
         return None
-    ratio = graph.program.values[edge.value].bytes / graph.value(port).bytes
+    ratio = graph.value(edge.source.id).bytes / max(1, graph.value(port).bytes)
     return Through(edge.source.id, ratio)
 
 

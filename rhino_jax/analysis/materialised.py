@@ -128,9 +128,6 @@ def find_materialised(
 
 _NONE: frozenset[int] = frozenset()
 
-_MAX_NODES = 64
-"""Number of nodes of an epilogue that are followed, to bound the analysis."""
-
 
 @dataclass(slots=True, eq=False)
 class _MaterialisedFinder:
@@ -368,7 +365,7 @@ class _MaterialisedFinder:
         elementwise ops and the maxima of rows: one kernel computes it all."""
         nodes, columns = self.graph.nodes, self.graph.columns
         todo = set(self._parting(port))
-        for _ in range(_MAX_NODES):
+        for _ in range(OBSERVED.most_followed):
             if len(todo) < 2:
                 break
             node = nodes[min(todo, key=columns.place.__getitem__)]

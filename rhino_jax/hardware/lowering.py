@@ -124,6 +124,9 @@ class Observed:
         a third difference, or two stencils of three points, are two (H100, jax 0.10.2).
       most_positions: positions of one stencil that are followed through others, to
         bound the time of the analysis: twice the 27 of a cube of three points a side.
+      most_followed: nodes between a matmul's result and where all its readers meet
+        again that are followed, to bound the time of the analysis: twice the 32 of a
+        GELU's gradient.
       window_bytes: on-chip memory that is left to the windows of kernels' operands: a
         sort's operand and result share 94 of the 128 MiB of a v6e and 28 of the 64 of a
         tpu7x, not 128 and 32; 64 of a v5p's 64 do not stay, 32 do (libtpu 0.0.52).
@@ -146,6 +149,7 @@ class Observed:
     combined_latency: float = 0.06
     longest_row: int = 8192
     recompute_share: float = 1.1
+    most_followed: int = 64
     least_state: int = 4
     least_rows: float = 0.4
     least_channels: int = 8

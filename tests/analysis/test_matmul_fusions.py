@@ -118,3 +118,11 @@ def test_labels_of_a_cross_entropy_are_compared_in_its_gradient(
     found = stored(graph, live, (64, 512))
     assert any("scatter" in name for name in found) == are_stored
     assert "broadcast_in_dim" not in found or are_stored
+
+
+def test_empty_arrays_have_no_ratio() -> None:
+    def weighted(x: Any, w: Any) -> Any:
+        return x @ w.astype(x.dtype)
+
+    _, live = analysed(weighted, X[:, :0], W[:0])
+    assert {of.ratio for of in live.kernels.through.values()} == {0.0}

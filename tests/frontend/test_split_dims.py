@@ -283,7 +283,7 @@ def _plan(is_flat: bool, **where: Any) -> tuple[Any, Any, Any]:
 
     shapes = {"up": (64, 128), "bias": (128,), "down": (128, 64)}
     params = {k: jax.ShapeDtypeStruct(v, jnp.float32) for k, v in shapes.items()}
-    args = params, jax.ShapeDtypeStruct((2, 2048, 64), jnp.float32)
+    args = params, jax.ShapeDtypeStruct((2, 8192, 64), jnp.float32)
     return rhino.plan(step, *args, progress=False, **where), step, args
 
 

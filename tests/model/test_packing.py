@@ -104,7 +104,11 @@ def test_what_is_combined_pays_little_of_its_latency() -> None:
 @pytest.mark.slow
 @pytest.mark.compile_only
 def test_batch_norms_take_as_long_as_their_combined_reductions() -> None:
-    """XLA:TPU runs 48 planned all-reduces as 17."""
+    """XLA:TPU runs 48 planned all-reduces as 17.
+
+    Of data parallelism: the best plan, predicted at 0.95 of it, shards features between
+    some layers, which XLA:TPU does otherwise than planned, in 2.8 times its time.
+    """
 
     def norm(p: Any, x: Any) -> jax.Array:
         mean = x.mean(0)
@@ -128,7 +132,7 @@ def test_batch_norms_take_as_long_as_their_combined_reductions() -> None:
     )
     plan = rhino.plan(
         train, *args, mesh={"data": 8}, hardware="v5e:2x4", donate_argnums=0
-    )
+    ).recipe("dp")
     with skipped_without_extra():
         found = plan.verify(train, *args, compile_for="v5e:2x4")
     assert found.ok and found.compiled is not None

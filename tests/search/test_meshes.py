@@ -17,7 +17,7 @@ TARGET = load_target("v5e:4x2").replace(launch_s=0.0)
 
 
 def test_three_axes_are_tried_where_two_gain() -> None:
-    plan = planned("mlp-tensor", None, TARGET, level="fast")
+    plan = planned("wide-resnet-tiny", None, TARGET, level="fast")
     best = {len(shape): step_s for shape, step_s in plan.meshes}
     assert set(best) == {1, 2, 3}
     assert best[2] < 0.99 * best[1]
@@ -38,7 +38,7 @@ def test_three_axes_are_left_out_of_large_programs_and_that_is_said(
 ) -> None:
     """Also where two gain, as here."""
     monkeypatch.setattr(compare, "LIMITS", replace(LIMITS, meshes_s=0.0))
-    plan = planned("mlp-tensor", None, TARGET, level="fast")
+    plan = planned("wide-resnet-tiny", None, TARGET, level="fast")
     assert {len(shape) for shape, _ in plan.meshes} == {1, 2}
     (note,) = (note for note in plan.notes if "not tried" in note)
     assert "the program is large: 1." in note
@@ -49,5 +49,5 @@ def test_a_time_limit_says_how_long_more_axes_may_take(
     limit_s: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "LIMITS", replace(LIMITS, another_axis_s=5e-5))
-    plan = planned("mlp-tensor", None, TARGET, level="fast", time_limit_s=limit_s)
+    plan = planned("wide-resnet-tiny", None, TARGET, level="fast", time_limit_s=limit_s)
     assert {len(shape) for shape, _ in plan.meshes} == set(range(1, count + 1))

@@ -332,7 +332,7 @@ def test_plans_of_the_zoo_hold_on_cpu(
         work.step,
         *args,
         mesh=mesh_of(*dims),
-        hardware="v5e",
+        hardware="v6e",
         recompute=recompute,
         donate_argnums=work.donate_argnums,
         progress=False,

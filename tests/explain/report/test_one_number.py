@@ -42,8 +42,8 @@ def plan_of(**options: Any) -> rhino.Plan:
     "options",
     covering(
         [
-            {"memory_budget_bytes": "130MiB", "level": "fast"},
-            {"memory_budget_bytes": "130MiB"},
+            {"memory_budget_bytes": "60MiB", "level": "fast"},
+            {"memory_budget_bytes": "60MiB"},
             {},
             {"stages": 2, "schedule": "one-program", "level": "fast"},
             {"stages": 2, "schedule": "1f1b", "level": "fast"},

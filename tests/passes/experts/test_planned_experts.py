@@ -68,7 +68,8 @@ def test_many_tokens_stay_on_their_devices() -> None:
     baseline, *others = sorted(plan.variants, key=lambda v: v.name != "baseline")
     assert min(v.step_time_s for v in others) < 0.97 * baseline.step_time_s
     assert any("sorted by expert on each device" in note for note in plan.notes)
-    assert not any(c.kind == "all-gather" for c in plan.collectives)
+    gathers = [c.reason for c in plan.collectives if c.kind == "all-gather"]
+    assert all(reason.startswith("gathers p[") for reason in gathers)  # weights alone
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def free():
 
 
 def test_a_plan_that_is_refused_without_a_host_fits_with_one(free, tmp_path):
-    budget = int(0.3 * free.predicted.peak_bytes)
+    budget = int(0.27 * free.predicted.peak_bytes)
     with pytest.raises(rhino.InfeasiblePlanError, match="again already"):
         planned(budget, target(None))
     plan = planned(budget)
@@ -96,7 +96,7 @@ def test_where_nothing_may_be_made_again_nothing_waits_on_the_host(free, recompu
 
 @pytest.mark.slow
 def test_the_slower_the_link_the_less_goes_over_it(free):
-    budget = int(0.35 * free.predicted.peak_bytes)
+    budget = int(0.4 * free.predicted.peak_bytes)
     plans = [planned(budget, target(rate)) for rate in (1e12, 1e10, 1e8)]
     sent = [sum(c.offloaded_bytes for c in p.pipeline.costs) for p in plans]
     times = [p.predicted.step_time_s for p in plans]
