@@ -186,13 +186,12 @@ def _read(
     copied = copied_ports(graph)[columns.source]
     port = np.where(copied == NOWHERE, columns.source, copied)
     maker, reader = columns.maker[port], columns.target
-    is_inside = columns.hosts_fusion[reader] & columns.is_fusible[maker]
-    is_inside &= ~in_memory[port]
-    # A kernel that stores nothing is none: its ops run in the matmuls that read them.
     is_of_matmul = materialised.matmul_of != NOWHERE
+    is_computed = columns.is_fusible[maker] & ~in_memory[port]
+    is_inside = columns.hosts_fusion[reader] & is_computed
+    # A kernel that stores nothing is none: its ops run in the matmuls that read them.
     is_kernel = np.ones(2 * num_nodes, dtype=bool)
-    is_read_inside = is_of_matmul[reader] & columns.is_fusible[maker] & ~in_memory[port]
-    is_kernel[group[maker[is_inside | is_read_inside]]] = False
+    is_kernel[group[maker[is_inside | is_of_matmul[reader] & is_computed]]] = False
     is_kernel[group[columns.maker[in_memory]]] = True
     # Nor is a reduction in the fusion of the matmul that computes its operand.
     is_kernel[group[is_of_matmul & columns.is_fused & ~columns.is_fusible]] = False
@@ -238,35 +237,38 @@ def _read(
         vector_ops = _find_vector_ops(graph, group, *stored, *bound)
         for node in np.flatnonzero(is_of_matmul | ~is_kernel[group]).tolist():
             vector_ops[node] = 0.0
-    through = _find_through(
-        graph, materialised, is_inside, is_read & is_of_matmul[maker]
+    is_converted = is_read & is_of_matmul[maker]
+    return Kernels(
+        reads,
+        parts,
+        launches.tolist(),
+        vector_ops,
+        _find_through(graph, materialised, port, is_inside, is_converted),
+        _find_sums(graph, group, is_kernel),
     )
-    sums = _find_sums(graph, group, is_kernel)
-    return Kernels(reads, parts, launches.tolist(), vector_ops, through, sums)
 
 
 def _find_through(
     graph: Graph,
     materialised: Materialised,
+    port: np.ndarray,
     is_inside: np.ndarray,
-    is_of_matmul: np.ndarray,
+    is_converted: np.ndarray,
 ) -> dict[tuple[int, int], Through]:
     """Return `Kernels.through`.
 
     Args:
       graph: the program.
       materialised: which values touch memory.
+      port: [edges], the port that is read.
       is_inside: [edges], whether a matmul's kernel computes the operand.
-      is_of_matmul: [edges], whether a kernel reads what a matmul's fusion stores.
+      is_converted: [edges], whether a kernel reads what a matmul's fusion stores.
     """
-    copied, found = copied_ports(graph), dict[tuple[int, int], Through]()
-    for e in np.flatnonzero(is_inside | is_of_matmul).tolist():
-        edge = graph.edges[e]
-        port, behind = edge.source.id, int(copied[edge.source.id])
+    found = dict[tuple[int, int], Through]()
+    for e in np.flatnonzero(is_inside | is_converted).tolist():
         find = _computed if is_inside[e] else _converted
-        of = find(graph, port if behind == NOWHERE else behind, materialised)
-        if of is not None:
-            found[edge.target, edge.operand] = of
+        if (of := find(graph, int(port[e]), materialised)) is not None:
+            found[graph.edges[e].target, graph.edges[e].operand] = of
     return found
 
 

@@ -369,9 +369,7 @@ class _MaterialisedFinder:
             if len(todo) < 2:
                 break
             node = nodes[min(todo, key=columns.place.__getitem__)]
-            is_max = node.op is not None and node.op.traits.kind is OpKind.REDUCTION
-            is_max = is_max and self._is_row_max(node)
-            if not (node.is_fusible or is_max):
+            if not (node.is_fusible or self._is_row_max(node)):
                 return False
             todo.remove(node.id)
             todo.update(self.readers.of_port(node.ports[0].id))
@@ -380,7 +378,8 @@ class _MaterialisedFinder:
     def _is_row_max(self, node: Node) -> bool:
         """Whether a node is the maximum of rows that a matmul's fusion holds whole."""
         op = node.op
-        assert op is not None and op.rule is not None
+        if op is None or op.rule is None or op.traits.kind is not OpKind.REDUCTION:
+            return False
         factors = op.rule.factors
         reduced = [f for f in range(len(factors)) if factors[f].reducer]
         is_max = all(factors[f].reducer == "max" for f in reduced)
@@ -399,9 +398,9 @@ class _MaterialisedFinder:
         place, nodes = self.graph.columns.place, self.graph.nodes
         least = self._size_of(feeds[0]) / OBSERVED.recompute_share
         homes, makers = list[int](), list[int]()
-        copied = self.copied
         for port in self._sources_of(feeds):
-            port = port if copied[port] == NOWHERE else int(copied[port])
+            behind = int(self.copied[port])
+            port = port if behind == NOWHERE else behind
             maker = nodes[self.graph.ports[port].node]
             home = maker.id if maker.is_matmul else self.after.get(maker.id, NOWHERE)
             is_home = home != NOWHERE and self._size_of(port) >= least

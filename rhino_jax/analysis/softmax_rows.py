@@ -34,7 +34,7 @@ def find_long_rows(
         for other in [*before, *(n for n in behind if not n.hosts_fusion)]:
             is_of_it = other.is_fusible or other.hosts_fusion
             is_new = is_of_it and other.id not in found
-            if is_new and row_size(graph, other) > OBSERVED.longest_row:
+            if is_new and _row(graph, other) > OBSERVED.longest_row:
                 found.add(other.id)
                 todo.append(other.id)
     return found
@@ -43,12 +43,12 @@ def find_long_rows(
 def _is_long_softmax(graph: Graph, readers: Readers, node: Node) -> bool:
     if node.op is None or node.op.traits.kind is not OpKind.EXPONENTIAL:
         return False
-    if row_size(graph, node) <= OBSERVED.longest_row:
+    if _row(graph, node) <= OBSERVED.longest_row:
         return False
     return any(sums(graph.nodes[n]) for n in readers.of_port(node.ports[0].id))
 
 
-def row_size(graph: Graph, node: Node) -> int:
+def _row(graph: Graph, node: Node) -> int:
     """Return the size of the last dim of an op's result; 0 for a scalar."""
     assert node.op is not None
     shape = graph.program.values[node.op.results[0]].shape

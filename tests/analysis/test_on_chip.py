@@ -15,6 +15,7 @@ from rhino_jax.analysis.inline_regions import inline_regions
 from rhino_jax.analysis.liveness import Liveness, analyse
 from rhino_jax.analysis.on_chip import OnChip, is_kept
 from rhino_jax.frontend.trace import trace
+from rhino_jax.hardware.lowering import OBSERVED
 
 
 MIB = 2**20
@@ -169,3 +170,20 @@ def test_a_read_after_the_chip_is_full_is_from_hbm() -> None:
     assert is_kept(on_chip.writes[first.ports[0].id], both).all()
     # Values of 80 MiB come between; a quarter of all has room.
     assert is_kept(on_chip.reads[last.id][-1], both).tolist() == [False, True]
+
+
+def test_updated_state_is_written_on_the_chip_where_there_is_much() -> None:
+    def update(params: Any, grads: Any) -> Any:
+        return [p - g for p, g in zip(params, grads, strict=True)]
+
+    def kept(count: int) -> set[bool]:
+        arrays = [array(2048, 1024)] * count
+        program = trace(update, (arrays, arrays), {}, donate_argnums=(0,)).program
+        graph = inline_regions(program)
+        live = analyse(graph, CHIP)
+        assert live.on_chip is not None
+        made = (n for n in graph.nodes if n.kind is NodeKind.OP)
+        return {bool(live.on_chip.writes[n.ports[0].id]) for n in made}
+
+    assert kept(OBSERVED.least_state) == {True}
+    assert kept(OBSERVED.least_state - 1) == {False}

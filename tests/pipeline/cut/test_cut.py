@@ -172,7 +172,7 @@ def test_a_skip_is_sent_once_over_every_hop() -> None:
 
 
 def price_of(problem: CutProblem) -> Price:
-    """What the best cut takes."""
+    """Return the costs of the best cut."""
     return price(numbers_of(problem), np.array(cut(problem).stages))
 
 
