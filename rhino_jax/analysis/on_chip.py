@@ -105,14 +105,15 @@ def find_on_chip(
     """
     sources = _sources(graph, kernels, last)
     is_written = [held or p in stacked for p, held in enumerate(is_held)]
-    buffers = _find_buffers(graph, sources, is_written, stacked)
+    updated = _find_updated(graph)
+    buffers = _find_buffers(graph, sources, is_written, stacked, updated)
     kept = {
         b: found
         for b, found in buffers.items()
         if found.size
         and found.times
         and (in_loops or not found.is_in_loop)
-        and _may_stay(graph, found)
+        and _may_stay(graph, found, updated)
     }
     order = sorted(kept, key=lambda b: -kept[b].benefit / math.sqrt(kept[b].size))
     until: dict[int, list[int]] = {b: [] for b in order}
@@ -173,6 +174,7 @@ def _find_buffers(
     sources: Sequence[Sequence[tuple[int, int]]],
     is_written: Sequence[bool],
     stacked: AbstractSet[int],
+    updated: AbstractSet[int],
 ) -> dict[int, _Buffer]:
     """Return the buffers of all ports, by the first port of each.
 
@@ -181,9 +183,9 @@ def _find_buffers(
       sources: what kernels read, see `_sources`.
       is_written: [ports], whether the value is written to memory.
       stacked: as in `find_on_chip`.
+      updated: see `_find_updated`.
     """
     firsts, loops = _first_ports(graph, stacked), graph.loops
-    updated = _find_updated(graph)
     found: dict[int, _Buffer] = {}
     depth = np.zeros(graph.end + 2)
     for start, end in loops:
@@ -225,9 +227,6 @@ def _find_updated(graph: Graph) -> set[int]:
 
 
 _BORDERS = NodeKind.CARRY, NodeKind.CONST, NodeKind.SLICE, NodeKind.STACK
-
-_LEAVES = NodeKind.COPY, NodeKind.INPUT
-"""Kinds of nodes that pass a value on."""
 
 
 def _first_ports(graph: Graph, stacked: AbstractSet[int]) -> np.ndarray:
@@ -281,15 +280,17 @@ def _start(graph: Graph, port: int) -> int:
     return graph.loop_start.get(node.id, node.time)
 
 
-def _may_stay(graph: Graph, buffer: _Buffer) -> bool:
+def _may_stay(graph: Graph, buffer: _Buffer, updated: AbstractSet[int]) -> bool:
     """Whether the program computes a buffer, and none but ops and loops read it, or
-    what is read of it elsewhere is a carry or a stack."""
+    what is read of it elsewhere is a carry, a stack or updated state."""
     kinds = {graph.nodes[graph.ports[p].node].kind for p in buffer.ports}
     if kinds & {NodeKind.CARRY, NodeKind.STACK}:
         return True
     edges = (e for p in buffer.ports for e in graph.readers[p])
     read = {graph.nodes[e.target].kind for e in edges}
-    return NodeKind.OP in kinds and read <= {*_LEAVES, NodeKind.OP, *_BORDERS}
+    if not updated.isdisjoint(buffer.ports):
+        read.discard(NodeKind.INPUT)
+    return NodeKind.OP in kinds and read <= {NodeKind.OP, NodeKind.COPY, *_BORDERS}
 
 
 def _sources(

@@ -81,6 +81,19 @@ def test_more_overlap_never_costs_and_hides_at_most_the_budget() -> None:
     assert times[0] > times[1] > times[2]
 
 
+def test_reductions_that_are_awaited_hide_behind_nothing() -> None:
+    def costs(awaits_sums: bool) -> tuple[float, float]:
+        target = load_target("v5e:2x4").replace(awaits_sums=awaits_sums)
+        plan = planned("gpt-tiny-unrolled", {"x": 8}, target).recipe("dp")
+        sums_s = sum(c.count * c.seconds for c in plan.collectives)
+        return plan.predicted.communication_s, sums_s
+
+    exposed_s, sums_s = costs(True)
+    assert exposed_s == pytest.approx(sums_s)
+    exposed_s, sums_s = costs(False)
+    assert exposed_s < 0.9 * sums_s
+
+
 def test_where_nothing_can_hide_the_search_is_not_brief(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
