@@ -50,6 +50,13 @@ def find_equivalent(
     stored, held, kernels = liveness.is_materialised, liveness.is_held, liveness.kernels
     on_chip = liveness.on_chip
 
+    def moved(node: Node) -> object:
+        """Return the sizes of what a matmul's epilogue moves, and where they are."""
+        reads, writes, computes = kernels.epilogues[node.id]
+        read = tuple([sizes[graph.value_id(p)] for p, _ in reads])
+        kept = on_chip and tuple([on_chip.writes[p] for p in writes])
+        return read, tuple([sizes[graph.value_id(p)] for p in writes]), kept, computes
+
     def look(node: Node) -> object:
         op = node.op
         if node.kind is not NodeKind.OP:
@@ -69,6 +76,8 @@ def find_equivalent(
             kernels.parts.get(node.id),
             tuple([kernels.ratio(node, i) for i in kernels.reads[node.id]]),
             node.id in kernels.sums,
+            node.id in kernels.of_epilogues,
+            node.id in kernels.epilogues and moved(node),
             tuple([(stored[p.id], held[p.id]) for p in node.ports]),
             on_chip and on_chip.of(node),
             kernels.launches[node.id],

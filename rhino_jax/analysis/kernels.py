@@ -54,6 +54,9 @@ class Kernels:
         matmul what it computes it from, of a value in two types the narrower.
       sums: of each kernel that reduces, but for the fusions of matmuls, the id of the
         node that reduces most elements.
+      epilogues: matmul → what its fusion moves for the ops that run after it, whose own
+        `reads` are empty.
+      of_epilogues: ids of these ops.
     """
 
     reads: list[tuple[int, ...]]
@@ -62,11 +65,27 @@ class Kernels:
     vector_ops: list[float]
     through: dict[tuple[int, int], Through]
     sums: frozenset[int]
+    epilogues: dict[int, Epilogue]
+    of_epilogues: frozenset[int]
 
     def ratio(self, node: Node, operand: int) -> float:
         """Return the bytes that a kernel reads for an operand over the operand's."""
         through = self.through.get((node.id, operand))
         return 1.0 if through is None else through.ratio
+
+
+class Epilogue(NamedTuple):
+    """The values that a matmul's fusion moves besides its operands and result.
+
+    Attributes:
+      reads: (port id, time) of the values that it reads.
+      writes: ids of the ports that it stores.
+      computes: whether its ops do more than move and convert the result.
+    """
+
+    reads: tuple[tuple[int, int], ...]
+    writes: tuple[int, ...]
+    computes: bool
 
 
 class Through(NamedTuple):
@@ -183,6 +202,8 @@ def _read(
     # An op that does not fuse is a kernel of its own, and reads all of its operands.
     own = num_nodes + np.arange(num_nodes)
     group = np.where(columns.is_fused, fusions, own)
+    home, is_after = materialised.epilogue_of, materialised.epilogue_of != NOWHERE
+    group[is_after] = own[home[is_after]]
     copied = copied_ports(graph)[columns.source]
     port = np.where(copied == NOWHERE, columns.source, copied)
     maker, reader = columns.maker[port], columns.target
@@ -193,13 +214,9 @@ def _read(
     is_kernel = np.ones(2 * num_nodes, dtype=bool)
     is_kernel[group[maker[is_inside | is_of_matmul[reader] & is_computed]]] = False
     is_kernel[group[columns.maker[in_memory]]] = True
-    # Nor is a reduction in the fusion of the matmul that computes its operand.
-    is_kernel[group[is_of_matmul & columns.is_fused & ~columns.is_fusible]] = False
-    # A fusion does not read what it stores.
-    is_matmul = np.array([n.is_matmul for n in graph.nodes], dtype=bool)
-    home = np.where(is_matmul, np.arange(num_nodes), materialised.matmul_of)
-    is_own = is_of_matmul[reader] & (home[maker] == home[reader])
-    reads_itself = ~is_own & columns.is_op[reader] & ~are_views(graph)[reader]
+    is_kernel[own] = True
+    # A matmul's fusion reads what the ops after it do, see `epilogues`.
+    reads_itself = ~is_after[reader] & columns.is_op[reader] & ~are_views(graph)[reader]
     is_read = reads_itself & is_kernel[group[reader]] & (in_memory[port] | is_inside)
     read = np.flatnonzero(is_read & (group[maker] != group[reader]))
     takes = np.array([_takes_part(graph, node) for node in graph.nodes])
@@ -213,7 +230,9 @@ def _read(
     firsts = zip(reader[read[first]].tolist(), counts.tolist(), strict=True)
     parts = {node: count for node, count in firsts if takes[node]}
     read = read[is_first | ~columns.is_fused[reader[read]]]
-    again = _read_again(graph, group, is_kernel, port, in_memory, set(pairs.tolist()))
+    is_alone = is_kernel.copy()
+    is_alone[own[home[is_after]]] = False
+    again = _read_again(graph, group, is_alone, port, in_memory, set(pairs.tolist()))
     reads: list[tuple[int, ...]] = [()] * num_nodes
     begin = np.flatnonzero(np.diff(reader[read], prepend=NOWHERE))
     operands = columns.operand[read].tolist()
@@ -244,8 +263,39 @@ def _read(
         launches.tolist(),
         vector_ops,
         _find_through(graph, materialised, port, is_inside, is_converted),
-        _find_sums(graph, group, is_kernel),
+        _find_sums(graph, group, is_alone),
+        _find_epilogues(graph, materialised),
+        frozenset(np.flatnonzero(is_after).tolist()),
     )
+
+
+def _find_epilogues(graph: Graph, materialised: Materialised) -> dict[int, Epilogue]:
+    """Return `Kernels.epilogues`."""
+    of, sources = materialised.epilogue_of.tolist(), materialised.sources
+    copied, maker = copied_ports(graph).tolist(), graph.columns.maker.tolist()
+    reads, writes = dict[int, dict[int, int]](), dict[int, list[int]]()
+    own, computing = dict[int, set[int]](), set[int]()
+    for port, edge in zip(read_ports(graph).tolist(), graph.edges, strict=True):
+        home = of[edge.target]
+        behind = [p if copied[p] == NOWHERE else copied[p] for p in sources[port]]
+        if graph.nodes[edge.target].hosts_fusion:
+            own.setdefault(edge.target, set()).update(behind)
+        elif home not in (NOWHERE, maker[port], of[maker[port]]):
+            for source in behind:
+                reads.setdefault(home, {}).setdefault(source, edge.time)
+    for node in np.flatnonzero(materialised.epilogue_of != NOWHERE).tolist():
+        stored = (p.id for p in graph.nodes[node].ports if materialised.ports[p.id])
+        writes.setdefault(of[node], []).extend(stored)
+        op = graph.nodes[node].op
+        if op is None or op.traits.kind not in (OpKind.MOVEMENT, OpKind.CONVERSION):
+            computing.add(of[node])
+    found = dict[int, Epilogue]()
+    for home, written in writes.items():
+        moved = {*written, *own.get(home, ()), *(p.id for p in graph.nodes[home].ports)}
+        read = reads.get(home, {}).items()
+        others = tuple((p, time) for p, time in read if p not in moved)
+        found[home] = Epilogue(others, tuple(written), home in computing)
+    return found
 
 
 def _find_through(

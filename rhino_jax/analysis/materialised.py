@@ -80,6 +80,7 @@ class Materialised:
         fuse elsewhere: short reductions.
       matmul_of: [nodes], id of the matmul whose fusion an elementwise node, or a
         reduction, runs in, or NOWHERE.
+      epilogue_of: [nodes], the same of those that run after the matmul.
       sources: [ports], of a port that is not stored the stored ports that computing it
         reads.
     """
@@ -90,6 +91,7 @@ class Materialised:
     filled: frozenset[int]
     inside: frozenset[int]
     matmul_of: np.ndarray
+    epilogue_of: np.ndarray
     sources: list[frozenset[int]]
 
 
@@ -111,9 +113,12 @@ def find_materialised(
     order = np.lexsort((ports, columns.time[columns.maker[ports]]))
     for port in ports[order].tolist():
         finder.decide(graph.ports[port])
-    matmul_of = np.full(len(graph.nodes), NOWHERE)
-    for of in (finder.before, finder.after, finder.summing):
-        matmul_of[list(of)] = list(of.values())
+    epilogue_of = np.full(len(graph.nodes), NOWHERE)
+    for of in (finder.after, finder.summing):
+        epilogue_of[list(of)] = list(of.values())
+    matmul_of = epilogue_of.copy()
+    before = [n for n in finder.before if epilogue_of[n] == NOWHERE]
+    matmul_of[before] = [finder.before[n] for n in before]
     found = finder.materialised
     return Materialised(
         found,
@@ -122,6 +127,7 @@ def find_materialised(
         finder.filled,
         frozenset(n for n in finder.short if not found[graph.nodes[n].ports[0].id]),
         matmul_of,
+        epilogue_of,
         finder.sources,
     )
 
@@ -408,7 +414,8 @@ class _MaterialisedFinder:
         if not homes:
             return None
         last = max(homes, key=place.__getitem__)
-        return last if all(place[n] <= place[last] for n in makers) else None
+        is_late = any(place[n] > place[last] for n in makers)
+        return None if is_late or nodes[last].count != node.count else last
 
     def _parting(self, port: int) -> list[int]:
         """Return the readers of a port, looking through conversions."""

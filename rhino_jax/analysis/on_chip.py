@@ -58,7 +58,8 @@ class OnChip:
 
     Attributes:
       reads: [nodes], for each operand that its kernel reads from memory, in the order
-        of `Kernels.reads`, the numbers of shards with which it is on the chip.
+        of `Kernels.reads`, and then of `Kernels.epilogues`, the numbers of shards with
+        which it is on the chip.
       writes: [ports], the numbers of shards with which the value is written there.
     """
 
@@ -310,5 +311,7 @@ def _sources(
                 port = through.port
             is_again = i in reads[:k]
             at.append((port, last[port] if is_again else node.time))
+        if (epilogue := kernels.epilogues.get(node.id)) is not None:
+            at += epilogue.reads
         found.append(tuple(at))
     return found

@@ -338,12 +338,12 @@ class OptionBuilder:
             op, values, found, self.mesh.sizes, self.target.device.tile
         )
         dtype = values[op.operands[0]].dtype if op.operands else "float32"
-        written = np.zeros(len(draft.strategies))
+        fused, written = self._traffic.of_epilogue(node, draft.ports, found)
         device = self.target.device
         if device.masks_groups and op.traits.is_masked(device.tiles_groups):
-            written, more = self._masking(node, draft)
-            traffic += more
-        traffic += self._each_set(node, draft)
+            masked, more = self._masking(node, draft)
+            written, traffic = written + masked, traffic + more
+        traffic += self._each_set(node, draft) + fused
         compute_s = op_s(
             self.target,
             draft.arithmetic,

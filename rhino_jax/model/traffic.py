@@ -5,6 +5,7 @@ Bytes in on-chip memory count as many as HBM would move in the same time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,12 +13,14 @@ import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node
 from rhino_jax.analysis.in_place import InPlace, is_into_zeros
+from rhino_jax.analysis.kernels import Epilogue
 from rhino_jax.analysis.liveness import Liveness
 from rhino_jax.analysis.on_chip import is_kept
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.sizes import LocalSizes, PortSpecs
+from rhino_jax.model.strategies import Strategy
 
 
 class Ports(NamedTuple):
@@ -45,9 +48,12 @@ class KernelTraffic:
     target: Target
 
     def of(self, node: Node, ports: Ports, num_strategies: int) -> np.ndarray:
-        """Return [strategies], the bytes that an op's kernel reads and writes."""
+        """Return [strategies], the bytes that an op's kernel reads and writes; 0 of an
+        op in a matmul's epilogue."""
         op, values, kernels = node.op, self.graph.program.values, self.liveness.kernels
         assert op is not None
+        if node.id in kernels.of_epilogues:
+            return np.zeros(num_strategies)
         # Most of an update's bytes are not moved: `updating` takes them off.
         is_update = node.id in self.liveness.in_place
         on_chip = None if is_update else self.liveness.on_chip
@@ -71,6 +77,42 @@ class KernelTraffic:
                     shares = held / value.bytes
                     held = held * self._slowness(shards, shares, of_peak=True)
                 traffic += held
+        return traffic
+
+    def of_epilogue(
+        self, node: Node, ports: Ports, found: Sequence[Strategy]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return [strategies], the bytes that ops after a matmul move in its kernel,
+        sharded as its result, and those that they move in another kernel, where the
+        result is summed over devices before them; 0 for other ops."""
+        epilogue = self.liveness.kernels.epilogues.get(node.id)
+        if epilogue is None:
+            return np.zeros(len(found)), np.zeros(len(found))
+        made, done = ports.made[0], ports.outs[0]
+        is_apart = np.array([bool(s.partial) for s in found]) & epilogue.computes
+        fused = np.where(is_apart, 0.0, self._moved(node, epilogue, made))
+        apart, port = self._moved(node, epilogue, done), node.ports[0].id
+        if not self.liveness.is_materialised[port]:
+            apart += self.sizes.held_bytes(done, self.graph.value(port))
+        return fused, np.where(is_apart, apart, 0.0)
+
+    def _moved(self, node: Node, epilogue: Epilogue, port: PortSpecs) -> np.ndarray:
+        """Return [strategies], the bytes that a matmul's epilogue moves where it is
+        sharded as `port`."""
+        on_chip, result = self.liveness.on_chip, self.graph.value(node.ports[0].id)
+        moved = [*(p for p, _ in epilogue.reads), *epilogue.writes]
+        kept = [0] * len(moved)
+        if on_chip is not None:
+            first = len(self.liveness.kernels.reads[node.id])
+            read = on_chip.reads[node.id][first:]
+            kept = [*read, *(on_chip.writes[p] for p in epilogue.writes)]
+        shares = self.sizes.shares(port)
+        traffic = 0.0 * shares
+        for k, value in enumerate(map(self.graph.value, moved)):
+            held, is_write = value.bytes * shares, k >= len(epilogue.reads)
+            if value.shape == result.shape:
+                held = self.sizes.held_bytes(port, value)
+            traffic += held * self._slowness(kept[k], shares, of_peak=is_write)
         return traffic
 
     def transfer_s(self, op: Op, ports: Ports) -> np.ndarray | float:

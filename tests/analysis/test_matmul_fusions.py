@@ -126,3 +126,23 @@ def test_empty_arrays_have_no_ratio() -> None:
 
     _, live = analysed(weighted, X[:, :0], W[:0])
     assert {of.ratio for of in live.kernels.through.values()} == {0.0}
+
+
+def test_a_matmuls_kernel_reads_and_writes_for_the_ops_after_it() -> None:
+    """Of two matmuls that read a value, and of a sum of what is computed from it."""
+
+    def step(x: Any, w: Any, y: Any) -> Any:
+        scores = (x @ w).astype(jnp.float32)
+        return scores + y, (scores * y).sum(-1)
+
+    graph, live = analysed(step, X, X, W)
+    (matmul,), (add,) = ops(graph, "dot_general"), ops(graph, "add")
+    (y,) = (p.id for n in graph.nodes for p in n.ports if n.slot == 2 and not n.op)
+    epilogue = live.kernels.epilogues[matmul.id]
+    assert [port for port, _ in epilogue.reads] == [y]
+    (total,) = ops(graph, "reduce_sum")
+    stored = {matmul.ports[0].id, add.ports[0].id, total.ports[0].id}
+    assert stored >= set(epilogue.writes) >= {total.ports[0].id}
+    after = {n.id for n in (add, total)} & live.kernels.of_epilogues
+    assert all(live.kernels.reads[n] == () for n in after)
+    assert analysed(step, X, X, W, fusing=GPU)[1].kernels.epilogues == {}

@@ -86,3 +86,36 @@ def test_products_read_what_stays_at_the_rate_of_writes() -> None:
 
     _, read = zip(*(seconds(summed, x, target=t) for t in targets), strict=True)
     assert read[0] == read[1]
+
+
+def test_what_an_epilogue_moves_is_hidden_behind_its_products() -> None:
+    """It takes the longer of both, and a sum over devices before it parts them."""
+    x, w, y = array(8192, 1024), array(1024, 1024), array(8192, 1024)
+    target = TPU.replace(on_chip_bytes=0)
+
+    def step(x: Any, w: Any, y: Any) -> Any:
+        return jnp.tanh(x @ w) + y
+
+    def of(options: Any, share: float, *, is_partial: bool) -> float:
+        """Return the seconds of a share of the rows and columns, or of partial sums."""
+        flops = 2 * x.size * 1024 * share
+        return min(
+            float(s)
+            for s, f, strategy in zip(
+                options.compute_s, options.flops, options.strategies, strict=True
+            )
+            if f == flops and bool(strategy.partial) is is_partial
+        )
+
+    analysis = ProgramAnalysis.of(trace(step, (x, w, y), {}).program, target)
+    request = Request(memory_budget_bytes=1e12, pins={}, output_pins={})
+    model = build_mesh_problem(analysis, (("x", 4),), request).model
+    nodes = [n for n in model.graph.nodes if n.kind is NodeKind.OP]
+    matmul, *others = (model.options[n.id] for n in nodes)
+    assert all((o.compute_s == 0).all() for o in others)
+    rate = target.device.hbm_bytes_per_s * target.device.memory_efficiency
+    read = (x.size + 4 * w.size + y.size + x.size) * 4 / 4 / rate
+    assert of(matmul, 0.25, is_partial=False) == pytest.approx(read, rel=0.01)
+    # Scattered, the sum is read by a kernel that also reads y and writes the result.
+    partial = (x.size + w.size) * 4 / 4 + 3 * x.size * 4 / 4
+    assert of(matmul, 0.25, is_partial=True) == pytest.approx(partial / rate, rel=0.05)
