@@ -19,10 +19,9 @@ from rhino_jax.passes.sequence_slices import refused
 from rhino_jax.passes.sequence_slices.flow import (
     UNMASKED,
     Cause,
-    PairState,
     RowDims,
-    RowState,
     SlicedOp,
+    SlicedState,
     State,
     Stuck,
     When,
@@ -30,17 +29,22 @@ from rhino_jax.passes.sequence_slices.flow import (
     ats_in,
     ats_of,
     end_of,
-    on_pairs,
-    on_rows,
+    on_tokens,
     on_window,
 )
-from rhino_jax.passes.sequence_slices.masks import Bounds, adds
-from rhino_jax.passes.sequence_slices.opened import (
-    EqualValues,
-    OpenedProgram,
-    equal_values,
-)
+from rhino_jax.passes.sequence_slices.masks import EXTREME, Bounds, adds
+from rhino_jax.passes.sequence_slices.opened import OpenedProgram
 from rhino_jax.passes.staged.apart import Apart
+
+
+def data_of(apart: Apart) -> Iterator[tuple[int, Any, list[int]]]:
+    """Yield the data among what enters a micro-batch: position, type, and the dims but
+    those of the batch, as it is [.., outer, rows, micro-batches, inner, ..]."""
+    avals = (v.aval for v in open_jaxpr(apart.piece).invars[1:])
+    for i, (crossing, aval) in enumerate(zip(apart.entering, avals, strict=False)):
+        if crossing.how == "sliced":
+            rows = crossing.span.dim + 1
+            yield i, aval, [d for d in range(aval.ndim) if d not in (rows, rows + 1)]
 
 
 def lengths_of(apart: Apart) -> list[int]:
@@ -50,8 +54,8 @@ def lengths_of(apart: Apart) -> list[int]:
     length, or text that has one more token, of which a step takes both.
     """
     found: dict[int, int] = {}
-    for i, aval in _data(apart):
-        for k, d in enumerate(_dims(apart, i, aval.ndim)):
+    for _, aval, dims in data_of(apart):
+        for k, d in enumerate(dims):
             # Tokens are integers; features come after the sequence.
             score = 2 * np.issubdtype(aval.dtype, np.integer) + (k == 0)
             size = aval.shape[d]
@@ -60,80 +64,45 @@ def lengths_of(apart: Apart) -> list[int]:
     return [*dict.fromkeys([*best, *(s - 1 for s in best if s > 2)])]
 
 
-def shapes_of(apart: Apart) -> list[tuple[int, ...]]:
-    """Return the shapes of the data, as a micro-batch reads them."""
-    return [tuple(aval.shape) for _, aval in _data(apart)]
-
-
-def _data(apart: Apart) -> Iterator[tuple[int, Any]]:
-    """Yield position and type of the data among what enters a micro-batch."""
-    avals = (v.aval for v in open_jaxpr(apart.piece).invars[1:])
-    for i, (crossing, aval) in enumerate(zip(apart.entering, avals, strict=False)):
-        if crossing.how == "sliced":
-            yield i, aval
-
-
-def _dims(apart: Apart, position: int, rank: int) -> Iterator[int]:
-    """Yield the dims of an input but those of the batch.
-
-    Args:
-      apart: the step.
-      position: of the input, which is [.., outer, rows, micro-batches, inner, ..].
-      rank: of the input.
-    """
-    first = apart.entering[position].span.dim
-    return (d for d in range(rank) if d not in (first + 1, first + 2))
-
-
 @dataclass(slots=True)
 class SliceAnalysis:
     """States of a micro-batch's values, and slicing of its equations.
 
     Attributes:
-      piece: the micro-batch.
-      equal: its equal values, and what is known of them.
+      piece: the micro-batch, calls inlined.
       length: of the sequence, in tokens.
-      rows: which dims of token pairs have the rows.
       states: for every value, by its id in the program.
+      rows: which dims of token pairs have the rows.
       runs: for every equation how it runs slice by slice; None: once, on whole values.
       known: equations that recompute values that the forward pass produced in full.
     """
 
     piece: OpenedProgram
-    equal: EqualValues
     length: int
-    rows: RowDims
     states: dict[int, State]
+    rows: RowDims = field(init=False)
     runs: list[SlicedOp | None] = field(default_factory=list)
     known: set[int] = field(default_factory=set)
 
-    @property
-    def program(self) -> Program:
-        return self.piece.program
-
-    def twin(self, value: int) -> State | None:
-        """Return the state of an equal value of the forward pass, if any."""
-        return self.states.get(self.equal.twins.get(value, -1))
-
-    def walk(self) -> None:
+    def __post_init__(self) -> None:
         """Find the states of all values.
 
         Raises:
           TokenSliceError: a token needs later ones, or it cannot be proved that none
             does.
         """
+        self.rows = RowDims(len(self.piece.ops))
         for i, each in enumerate(self.piece.ops):
             op, run = each.op, None
-            literals = self.piece.flat.consts.keys() & {*op.operands}
-            self.states.update(dict.fromkeys(literals, WholeSequence(is_free=True)))
             states = [self.states[v] for v in op.operands]
             twins = [self.twin(v) for v in op.results]
-            made: Sequence[State]
-            if twins and all(
-                isinstance(s, WholeSequence) and s.when is When.BACKWARD for s in twins
-            ):
+            made: Sequence[State] = [
+                s
+                for s in twins
+                if isinstance(s, WholeSequence) and s.when is When.BACKWARD
+            ]
+            if made and len(made) == len(twins):
                 self.known.add(i)
-                made = [s for s in twins if s is not None]
             else:
                 found = self._run(i, states)
                 if isinstance(found, SlicedOp):
@@ -144,30 +113,32 @@ class SliceAnalysis:
             self.states.update(zip(op.results, made, strict=True))
         self._settle()
 
-    def _refused(self, op: Op, why: str) -> TokenSliceError:
-        return refused.not_causal(self.program, self.length, op, why)
+    @property
+    def program(self) -> Program:
+        return self.piece.program
+
+    def twin(self, value: int) -> State | None:
+        """Return the state of an equal value of the forward pass, if any."""
+        return self.states.get(self.piece.twins.get(value, -1))
+
+    def _refused(self, op: Op, why: str, user: Op | None = None) -> TokenSliceError:
+        return refused.not_causal(self.program, self.length, op, why, user)
 
     def _run(self, i: int, states: Sequence[State]) -> SlicedOp | Stuck | None:
         """Return how an equation runs slice by slice; None where no operand is
         sliced."""
         each, is_backward = self.piece.ops[i], self.piece.is_backward[i]
         op, ats = each.op, ats_of(each.op, states)
+        known = [*map(self._bounds, op.operands)]
+        of = is_backward, self.rows, states, known
         if all(isinstance(s, WholeSequence) for s in states):
             at = _meeting(op, states)
-            run = None if at is None else on_rows(op, at, is_backward)
+            run = None if at is None else on_tokens(i, each, [at], *of)
             return run if isinstance(run, SlicedOp) and run.sums is None else None
-        done: SlicedOp | Stuck
-        if isinstance(ats, Stuck):
-            done = ats
-        elif len(ats) == 1:
-            done = on_rows(op, ats[0], is_backward)
-        else:
-            known = [*map(self._bounds, op.operands)]
-            of, rows = self.rows.of(i), self.rows
-            done = on_pairs(op, each.eqn, of, ats, is_backward, rows, states, known)
+        done = ats if isinstance(ats, Stuck) else on_tokens(i, each, ats, *of)
         if isinstance(done, SlicedOp):
             return done
-        window = on_window(op, each.eqn, states[0], is_backward, self.length)
+        window = on_window(i, each, states[0], is_backward, self.length)
         if window is not None:
             return window
         if done.is_refused:
@@ -178,15 +149,14 @@ class SliceAnalysis:
 
     def _is_unmasked(self, state: State) -> bool:
         """Whether a value is token pairs of which later ones may not be zero."""
-        return (
-            isinstance(state, PairState)
-            and self.rows.masked_row(state.tokens, state.bounds) is None
-        )
+        if isinstance(state, WholeSequence) or not state.is_pairs:
+            return False
+        return self.rows.masked_row(state.op, state.bounds) < 0
 
     def _bounds(self, value: int) -> Bounds | None:
         """Return what is known of a whole value; None: nothing, or it is sliced."""
         is_whole = isinstance(self.states[value], WholeSequence)
-        return self.equal.of(value) if is_whole else None
+        return self.piece.bounds_of(value) if is_whole else None
 
     def _results(
         self, op: Op, run: SlicedOp, states: Sequence[State]
@@ -199,21 +169,24 @@ class SliceAnalysis:
         traits, is_extreme = op.traits, False
         before = When.BACKWARD if run.is_backward else When.FORWARD
         for v, state in zip(op.operands, states, strict=True):
-            if isinstance(state, WholeSequence) and state.when > before:
+            if isinstance(state, SlicedState):
+                is_extreme |= state.bounds is EXTREME
+                continue
+            if state.when > before:
                 assert state.cause is not None
-                raise refused.late(self.program, self.length, state.cause, op)
-            bounds = self._bounds(v)
-            if bounds is not None:
+                maker = self.program.ops[state.cause.op]
+                raise self._refused(maker, state.cause.why, op)
+            if (bounds := self._bounds(v)) is not None:
                 is_added = adds(traits) and bounds.high.dtype.kind == "f"
                 is_extreme |= bool(bounds.is_extreme(is_added).any())
-            is_extreme |= isinstance(state, RowState) and state.may_be_extreme
         # `reduce_max` runs only on pairs of which every row has a column that is seen.
-        if traits.is_bounded or traits.limit is not None or traits.reducer == "max":
+        is_modest = traits.is_bounded or traits.limit is not None
+        if not is_extreme or is_modest or traits.reducer == "max":
             return run.results
         return [
-            replace(state, may_be_extreme=is_extreme)
-            if isinstance(state, RowState)
-            else state
+            state
+            if isinstance(state, WholeSequence) or state.is_pairs
+            else replace(state, bounds=EXTREME)
             for state in run.results
         ]
 
@@ -221,24 +194,19 @@ class SliceAnalysis:
         self, i: int, states: Sequence[State], stuck: Stuck | None
     ) -> Sequence[State]:
         """Return the states of results of an op that runs once, on whole values."""
-        op, eqn = self.piece.ops[i].op, self.piece.ops[i].eqn
+        op, each = self.piece.ops[i].op, self.piece.ops[i]
         wholes = [s for s in states if isinstance(s, WholeSequence)]
-        ends = [
-            end_of(s.is_backward) for s in states if not isinstance(s, WholeSequence)
-        ]
+        ends = [end_of(s.is_backward) for s in states if isinstance(s, SlicedState)]
         when = max([*ends, *(s.when for s in wholes)], default=When.FORWARD)
         cause = next((s.cause for s in wholes if s.when is when), None)
         if stuck is not None:
             cause = Cause(op.id, stuck.why)
         if when is When.FORWARD:
-            ids = op.operands, op.results
-            self.equal.evaluate(
-                eqn, *([self.equal.numbers[v] for v in of] for of in ids)
-            )
-        is_free = len(wholes) == len(states) and all(s.is_free for s in wholes)
+            self.piece.evaluate(each, self.piece.numbers.__getitem__)
+        is_free = not ends and all(s.is_free for s in wholes)
         made = []
         for k, v in enumerate(op.results):
-            bounds = self.equal.of(v)
+            bounds = self.piece.bounds_of(v)
             is_data = is_free and not (bounds and bounds.is_exact)
             span = self._place(op, wholes, k) if is_data else None
             made.append(WholeSequence(when, is_free, span, cause))
@@ -277,16 +245,16 @@ class SliceAnalysis:
             if self._is_unmasked(self.states[v]):
                 op = next(o for o in self.program.ops if v in o.results)
                 raise self._refused(op, UNMASKED)
-        for each, run in zip(self.piece.ops, self.runs, strict=True):
-            if run is None or run.tokens is None:
+        for i, (each, run) in enumerate(zip(self.piece.ops, self.runs, strict=True)):
+            if run is None or len(run.ats) < 2:
                 continue
-            op, column = each.op, run.ats[1 - self.rows.row(run.tokens)]
+            op, column = each.op, run.ats[1 - self.rows.row(i)]
             assert op.rule is not None
             for v, layout in zip(op.operands, op.rule.operands, strict=True):
                 state, twin = self.states[v], self.twin(v)
-                if not isinstance(state, RowState) or not state.is_backward:
+                if isinstance(state, WholeSequence) or not state.is_backward:
                     continue
-                is_same = isinstance(twin, RowState) and twin.span == state.span
+                is_same = isinstance(twin, SlicedState) and twin.spans == state.spans
                 if ats_in(op.rule, layout, state) == [column] and not is_same:
                     why = "reads, of earlier slices, what the backward pass makes after"
                     raise self._refused(op, f"{why} it")
@@ -333,43 +301,36 @@ def fitting(
     Raises:
       TokenSliceError: none fits; with the reason for the likeliest.
     """
-    if apart.early:
+    if apart.early and lengths:
         raise refused.coupled(apart)
-    equal, errors = equal_values(apart, piece), list[TokenSliceError]()
+    errors = list[TokenSliceError]()
     for length in lengths:
-        states = first_states(apart, piece, equal, length)
-        found = SliceAnalysis(piece, equal, length, RowDims(len(piece.ops)), states)
         try:
-            found.walk()
+            found = SliceAnalysis(piece, length, first_states(apart, piece, length))
         except TokenSliceError as error:
             errors.append(error)
             continue
         if any(run is not None for run in found.runs):
             return found
-    if errors:
-        raise errors[0]
-    raise refused.no_sequence(apart, shapes_of(apart))
+    shapes = [tuple(aval.shape) for _, aval, _ in data_of(apart)]
+    raise next(iter(errors), refused.no_sequence(apart, shapes))
 
 
-def first_states(
-    apart: Apart, piece: OpenedProgram, equal: EqualValues, length: int
-) -> dict[int, State]:
-    """Return states of the inputs of a micro-batch, by their ids in the program.
+def first_states(apart: Apart, piece: OpenedProgram, length: int) -> dict[int, State]:
+    """Return states of the inputs and constants of a micro-batch, by their ids.
 
     Args:
       apart: the step.
       piece: its micro-batch, calls inlined.
-      equal: its equal values.
       length: of the sequence, in tokens.
     """
     ids = piece.program.body.inputs
-    states: dict[int, State] = dict.fromkeys(ids, WholeSequence(is_free=True))
-    sequence = {
-        i: [d for d in _dims(apart, i, aval.ndim) if aval.shape[d] == length]
-        for i, aval in _data(apart)
-    }
+    free: State = WholeSequence(is_free=True)
+    states = dict.fromkeys([*ids, *piece.flat.consts], free)
+    dims_of = {i: (aval, dims) for i, aval, dims in data_of(apart)}
     for i, value in enumerate(ids[1 : 1 + len(apart.entering)]):
-        bounds, dims = equal.of(value), sequence.get(i, [])
+        bounds, (aval, own) = piece.bounds_of(value), dims_of.get(i, (None, []))
+        dims = [d for d in own if aval.shape[d] == length]
         states[value] = WholeSequence(
             is_free=1 + i not in piece.weights or bool(bounds and bounds.is_exact),
             span=AxisSpan(dims[0], length) if len(dims) == 1 else None,

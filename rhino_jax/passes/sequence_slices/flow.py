@@ -1,10 +1,9 @@
-"""Slicing of one op, given operands that are whole, sliced by rows, or token pairs.
-
-Token pairs are attention scores, weights, and sums of them: see `on_pairs`.
+"""Slicing of one op, given operands that are whole, or sliced along the sequence.
 
 The sequence is one factor of S indices. Slices run in order in the forward pass, last
 to first in the backward pass. At slice t a sliced value holds rows of that slice; pairs
-of tokens (attention scores) hold its rows, and the columns up to its end.
+of tokens (attention scores, weights, and sums of them) hold its rows, and the columns
+up to its end.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 
@@ -25,11 +23,13 @@ from rhino_jax.passes.sequence_slices.masks import (
     AT_ZERO,
     LOW,
     MODERATE,
+    MODEST,
     SAME,
     Bounds,
     of_pairs,
     uniform,
 )
+from rhino_jax.rewrite.flat import FlatOp
 from rhino_jax.utils.union_find import DisjointSets
 
 
@@ -75,38 +75,27 @@ class WholeSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class RowState:
-    """State of a value of which a slice holds its rows.
+class SlicedState:
+    """State of a value of which a slice holds its rows; of pairs, those of its rows.
 
     Attributes:
-      span: the sequence dim.
+      spans: the sequence dim; of pairs of tokens, the dims of both.
       is_backward: whether the backward pass computes it.
-      may_be_extreme: whether it may contain the values that masks add or subtract.
-    """
-
-    span: AxisSpan
-    is_backward: bool
-    may_be_extreme: bool = field(default=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class PairState:
-    """State of pairs of tokens: a slice holds its rows, and the columns up to its end.
-
-    Attributes:
-      spans: dims of both tokens.
-      tokens: ids of these dims, see `flow.RowDims`.
+      op: position of the op that computes it.
       bounds: of its elements, by place.
-      is_backward: whether the backward pass computes it.
     """
 
-    spans: tuple[AxisSpan, AxisSpan]
-    tokens: tuple[int, int]
-    bounds: Bounds
+    spans: tuple[AxisSpan, ...]
     is_backward: bool
+    op: int
+    bounds: Bounds = field(default=MODEST, compare=False)
+
+    @property
+    def is_pairs(self) -> bool:
+        return len(self.spans) == 2
 
 
-State = WholeSequence | RowState | PairState
+State = WholeSequence | SlicedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +107,6 @@ class SlicedOp:
         rows.
       results: states of its results.
       is_backward: whether slices run last to first.
-      tokens: for pairs, ids of both dims; see `RowDims`. None for rows.
       sums: how results of slices are combined, where they have no rows: "sum", ..; None
         where they have.
       is_chained: whether its first operand is the result of the slice before.
@@ -127,7 +115,6 @@ class SlicedOp:
     ats: tuple[FactorSpan, ...]
     results: tuple[State, ...]
     is_backward: bool
-    tokens: tuple[int, int] | None = None
     sums: str | None = None
     is_chained: bool = False
 
@@ -178,235 +165,196 @@ def ats_of(op: Op, states: Sequence[State]) -> tuple[FactorSpan, ...] | Stuck:
     return tuple(found)
 
 
+NEEDS_ALL = "needs all of the sequence"
+
 _COUPLED = {
     FactorKind.HALO: "slides a window over the sequence",
     FactorKind.INDEX: "looks up tokens of the sequence",
-    FactorKind.MERGE: "needs all of the sequence",
-    FactorKind.WHOLE: "needs all of the sequence",
+    FactorKind.MERGE: NEEDS_ALL,
+    FactorKind.WHOLE: NEEDS_ALL,
 }
 
 
 def ats_in(rule: Rule, layout: Layout, state: State) -> list[FactorSpan | None]:
     """Return where an operand has tokens: none, rows, or both tokens of pairs."""
-    if isinstance(state, WholeSequence):
-        return []
-    spans = (state.span,) if isinstance(state, RowState) else state.spans
+    spans = () if isinstance(state, WholeSequence) else state.spans
     return [locate(rule, layout, span) for span in spans]
 
 
-def on_rows(op: Op, at: FactorSpan, is_backward: bool) -> SlicedOp | Stuck:
-    """Slice an op whose operands have rows at one place.
+class RowDims:
+    """Dims of token pairs that have the rows; those of pairs that are combined agree.
+
+    Ops on pairs are known by their positions, and have two dims of tokens.
+    """
+
+    def __init__(self, ops: int) -> None:
+        self._sets = DisjointSets(2 + 2 * ops)  # 0: all rows, 1: all columns
+
+    def join(self, op: int, other: int = -1, turn: int = 0) -> bool:
+        """Make the dims of an op those of another one, in this order or, for `turn` 1,
+        the other; by default its first one, or its second, has the rows. Whether rows
+        stay apart from columns."""
+        for k in (0, 1):
+            self._sets.union(2 + 2 * op + k, 2 + 2 * other + (k ^ turn))
+        first, second = self._ends(op)
+        return first != second
+
+    def _ends(self, op: int) -> tuple[int, int]:
+        return self._sets.find(2 + 2 * op), self._sets.find(3 + 2 * op)
+
+    def may_be(self, op: int, row: int) -> bool:
+        """Whether the first dim, or for `row` 1 the second, may have the rows."""
+        ends = self._ends(op)
+        return ends[row] != 1 and ends[1 - row] != 0
+
+    def row(self, op: int) -> int:
+        """Return which dim has the rows; the first one where nothing depends on it."""
+        row = 1 - self.may_be(op, 0)
+        self.join(op, turn=row)
+        return row
+
+    def masked_row(self, op: int, bounds: Bounds, kept: int | None = None) -> int:
+        """Return which dim has the rows, by where later columns are zero; -1: they are
+        not.
+
+        Args:
+          op: the op.
+          bounds: of the pairs, by place.
+          kept: the dim that is preferred, if any.
+        """
+        rows = [r for r in (0, 1) if bounds.is_zero[r] and self.may_be(op, r)]
+        row = kept if kept in rows else next(iter(rows), None)
+        if row is None:
+            return -1
+        self.join(op, turn=row)
+        return row
+
+
+UNMASKED = "lets tokens read later ones"
+
+TURNED = Stuck("turns rows and columns of pairs", is_refused=True)
+
+
+def on_tokens(
+    i: int,
+    each: FlatOp,
+    ats: Sequence[FactorSpan],
+    is_backward: bool,
+    rows: RowDims,
+    states: Sequence[State],
+    known: Sequence[Bounds | None],
+) -> SlicedOp | Stuck:
+    """Slice an op that has tokens at one place, or at two.
 
     Args:
-      op: the op.
-      at: the place.
+      i, each: the op, and its position.
+      ats: the places.
       is_backward: whether it is in the backward pass.
+      rows: which dims of pairs have the rows.
+      states: of its operands.
+      known: bounds of operands that are known before the forward pass.
     """
-    rule = op.rule
+    rule, is_pairs, made = each.op.rule, len(ats) > 1, MODEST
     assert rule is not None
-    spans = [place(rule, layout, at) for layout in rule.results]
-    if all(span is not None for span in spans):
-        rows = tuple(RowState(span, is_backward) for span in spans if span is not None)
-        return SlicedOp((at,), rows, is_backward)
-    factor = rule.factors[at.factor]
-    is_chained = op.traits.kind is OpKind.SCATTER
-    how = reducer_of(op)
-    if any(spans) or not how or how != factor.reducer:
-        return Stuck("needs all of the sequence")
-    if is_chained and place(rule, rule.operands[0], at) is not None:
+    if is_pairs:
+        operands = list[Bounds]()
+        pairs = zip(rule.operands, each.eqn.invars, states, known, strict=True)
+        for layout, var, state, bounds in pairs:
+            if isinstance(state, SlicedState):
+                turn = state.is_pairs and ats_in(rule, layout, state)[0] == ats[1]
+                if state.is_pairs and not rows.join(i, state.op, turn):
+                    return TURNED
+                bounds = state.bounds.turned() if turn else state.bounds
+            elif bounds is not None:
+                at = [place(rule, layout, a) for a in ats]
+                bounds = bounds.at_places(at, ats)
+            elif var.aval.dtype == np.bool_:
+                every = np.broadcast_to(True, [a.size for a in ats])
+                bounds = replace(uniform(0, 1), mask=every)
+            operands.append(bounds or MODEST)
+        made = of_pairs(each.op, each.eqn, operands, [b is not None for b in known])
+    spans = [tuple(place(rule, to, a) for a in ats) for to in rule.results]
+    placed = [tuple(s for s in of if s) for of in spans]
+    if all(len(of) == len(ats) for of in placed):
+        results = (SlicedState(of, is_backward, i, made) for of in placed)
+        return SlicedOp(tuple(ats), tuple(results), is_backward)
+    if len({*spans}) > 1:
+        return Stuck(NEEDS_ALL, is_pairs)
+    return _reduced(i, each, ats, is_backward, rows, made, spans[0])
+
+
+def _reduced(
+    i: int,
+    each: FlatOp,
+    ats: Sequence[FactorSpan],
+    is_backward: bool,
+    rows: RowDims,
+    made: Bounds,
+    spans: Sequence[AxisSpan | None],
+) -> SlicedOp | Stuck:
+    """Slice a reduction along the tokens: of rows; or of pairs along their rows,
+    columns or both."""
+    rule, traits = each.op.rule, each.op.traits
+    assert rule is not None
+    how = "sum" if traits.kind is OpKind.CONTRACTION else traits.reducer
+    gone = [at for at, span in zip(ats, spans, strict=True) if span is None]
+    if not how or any(rule.factors[at.factor].reducer != how for at in gone):
+        return Stuck(NEEDS_ALL, len(ats) > 1)
+    is_chained = traits.kind is OpKind.SCATTER
+    if is_chained and any(place(rule, rule.operands[0], at) for at in gone):
         return Stuck("writes tokens at places of the sequence")
-    cause = Cause(op.id, f"takes a {how} over the sequence")
-    made = WholeSequence(end_of(is_backward), cause=cause)
-    results = (made,) * len(spans)
-    return SlicedOp((at,), results, is_backward, None, how, is_chained)
-
-
-def reducer_of(op: Op) -> str:
-    """Return how an op combines elements, as "sum"; empty where it does not."""
-    return "sum" if op.traits.kind is OpKind.CONTRACTION else op.traits.reducer
+    kept, span = next(((k, s) for k, s in enumerate(spans) if s), (None, None))
+    row = 0
+    if len(ats) > 1 and how in ("sum", "or"):
+        row = rows.masked_row(i, made, kept)
+    elif len(ats) > 1:
+        row = -1 if how != "max" or kept is None or made.high[kept] > LOW else kept
+        if row >= 0:
+            # Some column up to a row is surely not masked: itself or the first.
+            is_same = len({(at.first, at.size) for at in ats}) == 1
+            is_same &= made.low[SAME] >= -MODERATE
+            has_first = ats[1 - row].first == 0
+            if not is_same and not (has_first and made.low[AT_ZERO + row] >= -MODERATE):
+                why = "may find all columns of a row masked: it then reads later ones"
+                return Stuck(why, is_refused=True)
+            if not rows.join(i, turn=row):
+                return TURNED
+    if row < 0:
+        return Stuck(UNMASKED + made.leak(kept or 0), is_refused=True)
+    sums = None if kept == row else how
+    if sums and span and not is_backward:
+        return Stuck("adds, for each token, what later ones make of it")
+    cause = Cause(each.op.id, f"takes a {how} over the sequence")
+    result: State = WholeSequence(end_of(is_backward), cause=cause)
+    if span is not None:
+        result = SlicedState((span,), is_backward, i)
+    results = (result,) * len(rule.results)
+    return SlicedOp(tuple(ats), results, is_backward, sums, is_chained)
 
 
 def on_window(
-    op: Op, eqn: Any, state: State, is_backward: bool, length: int
+    i: int, each: FlatOp, state: State, is_backward: bool, length: int
 ) -> SlicedOp | None:
     """Slice an op that drops the first or last rows, or pads them.
 
     Args:
-      op, eqn: the op.
+      i, each: the op, and its position.
       state: of its first operand.
       is_backward: whether it is in the backward pass.
       length: of the sequence, in tokens.
     Returns:
       None where it is no such op.
     """
-    if not isinstance(state, RowState) or not state.span.is_plain:
+    if isinstance(state, WholeSequence) or state.is_pairs:
         return None
-    span, d = state.span, state.span.dim
-    starts = starts_of(op.name, eqn.params)
-    start = starts[d] if starts else None
+    (span,), name = state.spans, each.op.name
+    starts = starts_of(name, each.eqn.params)
+    start = starts[span.dim] if starts and span.is_plain else None
     if start is None:
         return None
-    size, first = eqn.outvars[0].aval.shape[d], span.first + start
-    after = start + size - span.size
-    is_outside = min(-start, after, first) < 0 or first + size > length
-    if op.name == "pad" and is_outside:
+    size, first = each.eqn.outvars[0].aval.shape[span.dim], span.first + start
+    is_outside = start > 0 or size + start < span.size or first < 0
+    if name == "pad" and (is_outside or first + size > length):
         return None
-    made = AxisSpan(d, size, first=first)
-    return SlicedOp((), (RowState(made, is_backward),), is_backward)
-
-
-UNMASKED = "lets tokens read later ones"
-
-
-class RowDims:
-    """Dims of token pairs that have the rows; those of pairs that are combined agree.
-
-    Every op on pairs has an id for each of its two dims of tokens.
-    """
-
-    def __init__(self, ops: int) -> None:
-        self._sets = DisjointSets(2 + 2 * ops)  # 0: all rows, 1: all columns
-
-    def of(self, op: int) -> tuple[int, int]:
-        """Return the ids of the dims of an op, by its position."""
-        return 2 + 2 * op, 3 + 2 * op
-
-    def join(self, tokens: Sequence[int], others: Sequence[int]) -> bool:
-        """Make dims those of others. Whether rows stay apart from columns."""
-        for token, other in zip(tokens, others, strict=True):
-            self._sets.union(token, other)
-        return self._sets.find(tokens[0]) != self._sets.find(tokens[1])
-
-    def may_be(self, tokens: Sequence[int], row: int) -> bool:
-        """Whether the first dim, or for `row` 1 the second, may have the rows."""
-        at = [self._sets.find(token) for token in tokens]
-        return at[row] != 1 and at[1 - row] != 0
-
-    def decide(self, tokens: Sequence[int], row: int) -> bool:
-        """Let a dim have the rows. Whether it may."""
-        return self.join(tokens, (row, 1 - row))
-
-    def row(self, tokens: Sequence[int]) -> int:
-        """Return which dim has the rows; the first one where nothing depends on it."""
-        row = 1 - self.may_be(tokens, 0)
-        self.decide(tokens, row)
-        return row
-
-    def masked_row(
-        self, tokens: Sequence[int], bounds: Bounds, kept: int | None = None
-    ) -> int | None:
-        """Return which dim has the rows, by where later columns are zero; None: they
-        are not.
-
-        Args:
-          tokens: ids of both dims.
-          bounds: of the pairs, by place.
-          kept: the dim that is preferred, if any.
-        """
-        rows = [r for r in (0, 1) if bounds.is_zero[r] and self.may_be(tokens, r)]
-        row = kept if kept in rows else next(iter(rows), None)
-        if row is not None:
-            self.decide(tokens, row)
-        return row
-
-
-TURNED = Stuck("turns rows and columns of pairs", is_refused=True)
-
-
-def on_pairs(
-    op: Op,
-    eqn: Any,
-    tokens: tuple[int, int],
-    ats: tuple[FactorSpan, ...],
-    is_backward: bool,
-    rows: RowDims,
-    states: Sequence[State],
-    known: Sequence[Bounds | None],
-) -> SlicedOp | Stuck:
-    """Slice an op that has tokens at two places.
-
-    Args:
-      op, eqn: the op.
-      tokens: ids of both dims of tokens.
-      ats: both places.
-      is_backward: whether it is in the backward pass.
-      rows: which dims have the rows.
-      states: of its operands.
-      known: bounds of operands that are known before the forward pass.
-    """
-    rule, operands = op.rule, list[Bounds]()
-    assert rule is not None
-    for layout, var, state, bounds in zip(
-        rule.operands, eqn.invars, states, known, strict=True
-    ):
-        if isinstance(state, PairState):
-            first, _ = ats_in(rule, layout, state)
-            is_turned = first == ats[1]
-            own = state.tokens[::-1] if is_turned else state.tokens
-            if not rows.join(tokens, own):
-                return TURNED
-            operands.append(state.bounds.turned() if is_turned else state.bounds)
-        elif bounds is not None:
-            operands.append(
-                bounds.at_places([place(rule, layout, a) for a in ats], ats)
-            )
-        elif var.aval.dtype == np.bool_:
-            every = np.broadcast_to(True, [at.size for at in ats])
-            operands.append(replace(uniform(0, 1), mask=every))
-        else:
-            is_extreme = isinstance(state, RowState) and state.may_be_extreme
-            most = np.inf if is_extreme else MODERATE
-            operands.append(uniform(-most, most))
-    made = of_pairs(op, eqn, operands, [bounds is not None for bounds in known])
-    spans = [[place(rule, to, at) for at in ats] for to in rule.results]
-    if len({tuple(span is None for span in of) for of in spans}) > 1:
-        return Stuck("has results of several kinds", is_refused=True)
-    if None in spans[0]:
-        return _reduced(op, made, spans[0], tokens, ats, is_backward, rows)
-    results = tuple(
-        PairState((first, second), tokens, made, is_backward)
-        for first, second in spans
-        if first and second
-    )
-    return SlicedOp(ats, results, is_backward, tokens)
-
-
-def _reduced(
-    op: Op,
-    made: Bounds,
-    spans: Sequence[AxisSpan | None],
-    tokens: tuple[int, int],
-    ats: tuple[FactorSpan, ...],
-    is_backward: bool,
-    rows: RowDims,
-) -> SlicedOp | Stuck:
-    """Slice a reduction of pairs along their rows, columns or both."""
-    how = reducer_of(op)
-    if not how:
-        return Stuck("needs all of the sequence", is_refused=True)
-    kept, span = next(((k, s) for k, s in enumerate(spans) if s), (None, None))
-    row, sums = None, None
-    if how in ("sum", "or"):
-        row = rows.masked_row(tokens, made, kept)
-    elif how == "max" and kept is not None and made.high[kept] <= LOW:
-        row = kept
-        # Some column up to a row is surely not masked: itself or the first.
-        is_same = (ats[0].first, ats[0].size) == (ats[1].first, ats[1].size)
-        is_same = is_same and made.low[SAME] >= -MODERATE
-        has_first = ats[1 - row].first == 0
-        if not is_same and not (has_first and made.low[AT_ZERO + row] >= -MODERATE):
-            why = "may find all columns of a row masked: it then reads later ones"
-            return Stuck(why, is_refused=True)
-        if not rows.decide(tokens, row):
-            return TURNED
-    if row is None:
-        return Stuck(UNMASKED + made.leak(kept or 0), is_refused=True)
-    result: State
-    if span is None:
-        cause = Cause(op.id, f"takes a {how} over the sequence")
-        sums, result = how, WholeSequence(end_of(is_backward), cause=cause)
-    else:
-        sums, result = None if kept == row else how, RowState(span, is_backward)
-    if sums and span and not is_backward:
-        return Stuck("adds, for each token, what later ones make of it")
-    return SlicedOp(ats, (result,), is_backward, tokens, sums)
+    made = AxisSpan(span.dim, size, first=first)
+    return SlicedOp((), (SlicedState((made,), is_backward, i),), is_backward)

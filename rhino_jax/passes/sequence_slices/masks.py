@@ -103,9 +103,8 @@ class Bounds:
         """
         if self.mask is None:
             return ""
-        later = np.triu((self.turned() if row else self).mask, 1)
-        at, column = np.unravel_index(np.argmax(later), later.shape)
-        return f": token {at} may see token {column}" if later.any() else ""
+        later = np.argwhere(np.triu(self.mask.T if row else self.mask, 1)).tolist()
+        return "".join(f": token {at} may see token {of}" for at, of in later[:1])
 
     def at_places(
         self, spans: Sequence[AxisSpan | None], tokens: Sequence[FactorSpan]
@@ -121,23 +120,23 @@ class Bounds:
         if not is_plain or self.low.size == self.high.size == 1:
             return uniform(float(np.min(self.low)), float(np.max(self.high)))
         key = (*spans, *tokens)
-        if key in self.seen:
-            return self.seen[key]
-        a, b = np.ix_(*(np.arange(t.first, t.first + t.size) for t in tokens))
-        places = a < b, a > b, a == b, b == 0, a == 0
-        ends, rank = [], self.low.ndim
-        dims = [s.dim if s else rank + k for k, s in enumerate(spans)]
-        for x, reduce in ((self.low, np.min), (self.high, np.max)):
-            x = np.moveaxis(x.reshape(*x.shape, 1, 1), dims, (-2, -1))
-            x = reduce(x, tuple(range(rank))).astype(np.float32)
-            ends.append(np.broadcast_to(x, places[SAME].shape))
-        low, high = ends
-        is_mask = self.low.dtype == np.bool_ and not any(t.first for t in tokens)
-        self.seen[key] = Bounds(
-            np.array([np.min(low, initial=np.inf, where=p) for p in places]),
-            np.array([np.max(high, initial=-np.inf, where=p) for p in places]),
-            mask=high != 0 if is_mask else None,
-        )
+        if key not in self.seen:
+            a, b = np.ix_(*(np.arange(t.first, t.first + t.size) for t in tokens))
+            places = a < b, a > b, a == b, b == 0, a == 0
+            dims = [s.dim if s else self.low.ndim + k for k, s in enumerate(spans)]
+
+            def pairs(x: Any, reduce: Callable[..., Any]) -> Any:
+                x = np.moveaxis(x.reshape(*x.shape, 1, 1), dims, (-2, -1))
+                x = reduce(x, tuple(range(x.ndim - 2))).astype(np.float32)
+                return np.broadcast_to(x, places[SAME].shape)
+
+            low, high = pairs(self.low, np.min), pairs(self.high, np.max)
+            is_mask = self.low.dtype == np.bool_ and not any(t.first for t in tokens)
+            self.seen[key] = Bounds(
+                np.array([np.min(low, initial=np.inf, where=p) for p in places]),
+                np.array([np.max(high, initial=-np.inf, where=p) for p in places]),
+                mask=high != 0 if is_mask else None,
+            )
         return self.seen[key]
 
 
@@ -172,20 +171,26 @@ def evaluated(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
     made = [getattr(v.aval, "dtype", None) for v in eqn.outvars]
     if len(made) != 1 or not _is_number(made[0]):
         return None
-    is_added = _is_float(made[0]) and adds(traits_of(eqn.primitive.name))
-    avals = [v.aval for v in eqn.invars]
-    given = [*map(_assumed, avals, operands)]
-    known = [_assumed(aval, b, is_added) for aval, b in zip(avals, given, strict=True)]
-    is_exact, found = all(b and b.is_exact for b in operands), None
+    (dtype,), is_exact = made, all(b and b.is_exact for b in operands)
+    is_added = _is_float(dtype) and adds(traits_of(eqn.primitive.name))
+    known, has_any, found = list[Bounds | None](), is_exact, None
+    for v, bounds in zip(eqn.invars, operands, strict=True):
+        ones = np.ones((1,) * len(getattr(v.aval, "shape", ())), np.float32)
+        if bounds is None and v.aval.dtype == np.bool_:
+            bounds = Bounds(ones == 0, ones == 1)
+        has_any |= bounds is not None
+        if bounds is None and is_added and _is_float(v.aval.dtype):
+            bounds = Bounds(-MODERATE * ones, MODERATE * ones, is_assumed=True)
+        known.append(bounds)
     with np.errstate(all="ignore"):
-        if is_exact or any(given):
+        if has_any:
             found = bounded(eqn, known)
         if found is None and is_exact and eqn.invars:
             found = _run(eqn, known)
     if found is None or max(found.low.size, found.high.size) > MAX_ELEMENTS:
         return None
-    low, high = (_cast(x, made[0]) for x in (found.low, found.high))
-    if _is_float(made[0]):  # a compiler may round later, or not at all
+    low, high = (_cast(x, dtype) for x in (found.low, found.high))
+    if _is_float(dtype):  # a compiler may round later, or not at all
         low = np.minimum(low, found.low, dtype=low.dtype)
         high = np.maximum(high, found.high, dtype=low.dtype)
         if np.isnan(low).any() or np.isnan(high).any():
@@ -194,20 +199,8 @@ def evaluated(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
     return Bounds(low, high, found.is_assumed)
 
 
-def _assumed(aval: Any, bounds: Bounds | None, is_added: bool = False) -> Bounds | None:
-    """Return the bounds of an operand, of which nothing may be known.
-
-    Args:
-      aval: its type.
-      bounds: what is known of it: None of a boolean if it may be either.
-      is_added: whether it is added or chosen: a float is then assumed to be moderate.
-    """
-    ones = np.ones((1,) * len(getattr(aval, "shape", ())), np.float32)
-    if bounds is None and aval.dtype == np.bool_:
-        return Bounds(ones == 0, ones == 1)
-    if bounds is not None or not is_added or not _is_float(aval.dtype):
-        return bounds
-    return Bounds(-MODERATE * ones, MODERATE * ones, is_assumed=True)
+MODEST, EXTREME = uniform(-MODERATE, MODERATE), uniform(-np.inf, np.inf)
+"""Bounds of rows; the second of those that may contain what masks add or subtract."""
 
 
 def adds(traits: Traits) -> bool:
@@ -306,10 +299,7 @@ def _is_float(dtype: Any) -> bool:
 
 def _iota(eqn: Any, arrays: Sequence[Any]) -> Any:
     shape, d = eqn.params["shape"], eqn.params["dimension"]
-    positions = np.arange(shape[d])
-    return np.broadcast_to(
-        np.expand_dims(positions, [*range(1, len(shape) - d)]), shape
-    )
+    return np.broadcast_to(np.indices(shape, sparse=True)[d], shape)
 
 
 def _broadcast(eqn: Any, arrays: Sequence[Any]) -> Any:
@@ -335,18 +325,18 @@ _FUNCTIONS: Mapping[str, Fold] = {
     **FOLDS,
     "add_any": _of(np.add),
     "and": _of(np.bitwise_and),
-    "broadcast_in_dim": _broadcast,
-    "concatenate": lambda eqn, xs: np.concatenate(xs, eqn.params["dimension"]),
     "div": _of(np.divide),
-    "iota": _iota,
     "neg": _of(np.negative),
     "not": _of(np.invert),
     "or": _of(np.bitwise_or),
+    "xor": _of(np.bitwise_xor),
+    "broadcast_in_dim": _broadcast,
+    "concatenate": lambda eqn, xs: np.concatenate(xs, eqn.params["dimension"]),
+    "iota": _iota,
     "select_n": lambda eqn, xs: np.where(xs[0], xs[2], xs[1]),
     "sharding_constraint": FOLDS["copy"],
     "slice": _slice,
     "transpose": lambda eqn, xs: xs[0].transpose(eqn.params["permutation"]),
-    "xor": _of(np.bitwise_xor),
 }
 """Primitive → what it computes."""
 

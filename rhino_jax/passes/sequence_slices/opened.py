@@ -6,8 +6,8 @@ Recomputed regions are inlined in the backward pass, and compute the same values
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -48,19 +48,26 @@ The deepest of the models that are planned here has 118 (PaLM 540B), GPT-3 96.
 
 @dataclass(frozen=True, eq=False)
 class OpenedProgram:
-    """A micro-batch with calls inlined.
+    """A micro-batch with calls inlined, and its equal values.
 
     Attributes:
       flat: the micro-batch, of the arguments and results of `Apart.piece`.
       sources: for every equation the equation of `Apart.piece` that it is a part of.
       is_backward: for every equation, whether it is in the backward pass.
       weights: positions of the inputs that depend on other arrays than the data.
+      numbers: value → number, the same for equal values.
+      twins: value of the backward pass → the equal value of the forward pass.
+      bounds: number → bounds of the elements of values that are known before the
+        forward pass; None where nothing is known.
     """
 
     flat: FlatProgram
     sources: tuple[int, ...]
     is_backward: tuple[bool, ...]
     weights: frozenset[int]
+    numbers: dict[int, int] = field(default_factory=dict)
+    twins: dict[int, int] = field(default_factory=dict)
+    bounds: dict[int, Bounds | None] = field(default_factory=dict)
 
     @property
     def ops(self) -> tuple[FlatOp, ...]:
@@ -71,6 +78,18 @@ class OpenedProgram:
     def program(self) -> Program:
         """The program that ids refer to."""
         return self.flat.program
+
+    def bounds_of(self, value: int) -> Bounds | None:
+        """Return the bounds of a value."""
+        return self.bounds.get(self.numbers[value])
+
+    def evaluate(self, each: FlatOp, number: Callable[[int], int]) -> None:
+        """Find the bounds of an op's results, given the numbers of values; of equal
+        ones once."""
+        made = {*map(number, each.results)}
+        if not self.bounds.keys() >= made:
+            operands = [self.bounds.get(number(v)) for v in each.operands]
+            self.bounds.update(dict.fromkeys(made, evaluated(each.eqn, operands)))
 
 
 def opened(apart: Apart, lengths: Collection[int]) -> OpenedProgram:
@@ -110,12 +129,14 @@ def opened(apart: Apart, lengths: Collection[int]) -> OpenedProgram:
     sources = tuple(int(str(tag)) for tag in tags)
     program = reimported(closed, sides.program)
     inputs = enumerate(sides.region.inputs)
-    return OpenedProgram(
+    found = OpenedProgram(
         flatten(program, closed, lambda op: False),
         sources,
         tuple(sides.is_backward[i] for i in sources),
         frozenset(i for i, v in inputs if v in sides.parameters),
     )
+    _find_equal(apart, found)
+    return found
 
 
 def _is_open(eqn: Any, lengths: Collection[int]) -> bool:
@@ -128,76 +149,40 @@ def _is_open(eqn: Any, lengths: Collection[int]) -> bool:
     return region_kind(eqn) is RegionKind.CALL
 
 
-@dataclass(frozen=True, eq=False)
-class EqualValues:
-    """Equal values of a micro-batch.
-
-    Attributes:
-      numbers: value → number, the same for equal values.
-      twins: value of the backward pass → the equal value of the forward pass.
-      bounds: number → bounds of the elements of values that are known before the
-        forward pass; None where nothing is known.
-    """
-
-    numbers: dict[int, int]
-    twins: dict[int, int]
-    bounds: dict[int, Bounds | None]
-
-    def of(self, value: int) -> Bounds | None:
-        """Return the bounds of a value."""
-        return self.bounds.get(self.numbers[value])
-
-    def evaluate(self, eqn: Any, operands: Sequence[int], made: Sequence[int]) -> None:
-        """Find the bounds of an equation's results; of equal ones once.
-
-        Args:
-          eqn: the equation.
-          operands, made: numbers of its operands and results.
-        """
-        if not self.bounds.keys() >= {*made}:
-            found = evaluated(eqn, [*map(self.bounds.get, operands)])
-            self.bounds.update(dict.fromkeys(made, found))
-
-
-def equal_values(apart: Apart, opened: OpenedProgram) -> EqualValues:
+def _find_equal(apart: Apart, found: OpenedProgram) -> None:
     """Number the values of a micro-batch, and evaluate what it reads.
 
     Args:
       apart: the step; what it computes before the micro-batches is numbered, too.
-      opened: its micro-batch, calls inlined.
+      found: its micro-batch, calls inlined.
     """
-    table, equal = NumberTable(), EqualValues({}, {}, {})
+    table = NumberTable()
 
     def numbered(
-        flat: FlatProgram, given: dict[int, int], consts: Sequence[Any]
+        flat: FlatProgram, given: dict[int, int], arrays: Sequence[Any]
     ) -> ValueNumbers:
-        """Number the values of a program, of which `consts` are the last inputs."""
+        """Number the values of a program, of which `arrays` are the last inputs."""
         values = ValueNumbers(flat, given, table, is_deep=False)
-        last = zip(reversed(flat.top.inputs), reversed(consts), strict=False)
-        for v, const in (*last, *flat.consts.items()):
-            equal.bounds[values.number(v)] = exactly(const)
+        last = zip(reversed(flat.top.inputs), reversed(arrays), strict=False)
+        for v, array in (*last, *flat.consts.items()):
+            found.bounds[values.number(v)] = exactly(array)
         return values
 
     once = flatten(import_jaxpr(apart.once, name=""), apart.once, is_top_entered=False)
     top, consts = once.top, jaxpr_consts(apart.once)
     entering = top.outputs[: len(apart.entering)]
-    ops = tuple(top.ops[i] for i in sorted(top.needed(entering)[0]))
-    last = len(top.inputs) - len(consts)
-    once.consts.update(zip(top.inputs[last:], consts, strict=True))
-    inputs = top.inputs[: last - len(apart.leaving)]
-    top = replace(top, inputs=inputs, ops=ops)
-    of = numbered(replace(once, top=top), {}, apart.captured).number
-    for each in top.ops:
-        equal.evaluate(each.eqn, [*map(of, each.operands)], [*map(of, each.results)])
-    read = map(of, entering)
-    given = dict(zip(opened.flat.top.inputs[1:], read, strict=False))
-    numbers = numbered(opened.flat, given, jaxpr_consts(apart.piece)).of
-    equal.numbers.update(numbers)
+    # What leaves micro-batches is not known.
+    arrays = [*apart.captured, *(None for _ in apart.leaving), *consts]
+    number = numbered(once, {}, arrays).number
+    for i in sorted(top.needed(entering)[0]):
+        found.evaluate(top.ops[i], number)
+    given = dict(zip(found.flat.top.inputs[1:], map(number, entering), strict=False))
+    found.numbers.update(numbered(found.flat, given, jaxpr_consts(apart.piece)).of)
     forward: dict[int, int] = {}
-    for each, is_backward in zip(opened.ops, opened.is_backward, strict=True):
+    for each, is_backward in zip(found.ops, found.is_backward, strict=True):
         for value in each.results:
+            own = found.numbers[value]
             if not is_backward:
-                forward.setdefault(numbers[value], value)
-            elif numbers[value] in forward:
-                equal.twins[value] = forward[numbers[value]]
-    return equal
+                forward.setdefault(own, value)
+            elif own in forward:
+                found.twins[value] = forward[own]

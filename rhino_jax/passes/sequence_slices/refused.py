@@ -7,7 +7,6 @@ from typing import Any
 
 from rhino_jax.errors import TokenSliceError
 from rhino_jax.ir.program import Op, Program
-from rhino_jax.passes.sequence_slices.flow import Cause
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.step import StagedTask
 
@@ -72,11 +71,6 @@ def _where(program: Program, op: Op) -> str:
     readers = [o for o in near if made & {*o.operands}]
     makers = [o for o in near if read & {*o.results}]
     return str(next(iter([*readers, *reversed(makers)]), op).source)
-
-
-def late(program: Program, length: int, cause: Cause, user: Op) -> TokenSliceError:
-    """Return the error of an op on every token that reads a result of all slices."""
-    return not_causal(program, length, program.ops[cause.op], cause.why, user)
 
 
 def against_order(

@@ -22,12 +22,10 @@ from rhino_jax.passes.sequence_slices.analysis import (
     SliceAnalysis,
     fitting,
     lengths_of,
-    shapes_of,
 )
 from rhino_jax.passes.sequence_slices.flow import (
-    PairState,
-    RowState,
     SlicedOp,
+    SlicedState,
     When,
     WholeSequence,
     ats_in,
@@ -37,33 +35,6 @@ from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.rewrite.emit import bind_local
 from rhino_jax.rewrite.flat import FlatOp
 from rhino_jax.rewrite.retraced import retraced
-
-
-@dataclass(frozen=True, slots=True)
-class SliceBounds:
-    """Boundaries of the slices of a sequence.
-
-    Attributes:
-      bounds: first token of every slice, then the number of tokens.
-    """
-
-    bounds: tuple[int, ...]
-
-    @property
-    def count(self) -> int:
-        return len(self.bounds) - 1
-
-    def order(self, is_backward: bool) -> range:
-        """Return the order in which a pass runs the slices."""
-        return range(self.count - 1, -1, -1) if is_backward else range(self.count)
-
-    def rows(self, span: AxisSpan, t: int) -> tuple[int, int]:
-        """Return the range of slice t, within the tokens that a value holds."""
-        return span.within(self.bounds[t], self.bounds[t + 1])
-
-    def columns(self, span: AxisSpan, t: int) -> tuple[int, int]:
-        """Return the range up to the end of slice t, within the tokens of a value."""
-        return span.within(0, self.bounds[t + 1])
 
 
 def taken(x: Any, span: AxisSpan, start: int, stop: int) -> Any:
@@ -93,16 +64,6 @@ def joined(parts: Sequence[Any], span: AxisSpan) -> Any:
     return _along(span, parts, lambda d, *xs: lax.concatenate(xs, d))
 
 
-def padded(x: Any, span: AxisSpan, count: int) -> Any:
-    """Pad an array with `count` zeros after its tokens; `span` is its sequence dim."""
-
-    def run(d: int, x: Any) -> Any:
-        config = [(0, count * span.inner * (k == d), 0) for k in range(x.ndim)]
-        return lax.pad(x, lax.full((), 0, x.dtype), config)
-
-    return _along(span, [x], run) if count else x
-
-
 def _along(span: AxisSpan, arrays: Sequence[Any], run: Callable[..., Any]) -> Any:
     """Run a function of a dim and arrays [.., tokens and inner, ..]; where arrays have
     an outer, that is a dim of its own before."""
@@ -127,13 +88,13 @@ class SliceEmitter:
 
     Attributes:
       found: the analysis.
-      slices: of the sequence.
+      ends: first token of every slice, then the number of tokens.
       whole: value → array, of values that are known in full.
       parts: value → an array for each slice, of sliced values.
     """
 
     found: SliceAnalysis
-    slices: SliceBounds
+    ends: tuple[int, ...]
     whole: dict[int, Any] = field(default_factory=dict)
     parts: dict[int, list[Any]] = field(default_factory=dict)
     _cuts: dict[Any, Any] = field(default_factory=dict)
@@ -142,38 +103,35 @@ class SliceEmitter:
     def _ops(self) -> tuple[FlatOp, ...]:
         return self.found.piece.ops
 
+    def _order(self, is_backward: bool) -> range:
+        """Return the order in which a pass runs the slices."""
+        return range(len(self.ends) - 1)[:: -1 if is_backward else 1]
+
     def run(self, *arrays: Any) -> list[Any]:
         """Return the outputs of the micro-batch.
 
         Args:
           arrays: its inputs.
         """
-        program = self.found.program
-        self.whole.update(zip(program.body.inputs, arrays, strict=True))
-        self.whole.update(self.found.piece.flat.consts)
-        for i, each in enumerate(self._ops):
-            run, eqn = self.found.runs[i], each.eqn
+        piece = self.found.piece
+        self.whole.update(zip(piece.program.body.inputs, arrays, strict=True))
+        self.whole.update(piece.flat.consts)
+        for i, (each, run) in enumerate(zip(self._ops, self.found.runs, strict=True)):
             if i in self.found.known:
                 for v in each.results:
-                    self.whole[v] = self.whole[self.found.equal.twins[v]]
+                    self.whole[v] = self.whole[piece.twins[v]]
             elif run is None:
-                self._once(i, eqn)
-            elif not run.ats:
-                self._window(i, eqn, run)
+                self._once(i)
             else:
                 self._sliced(i, run)
-        return [self._result(v) for v in program.body.outputs]
+        return [*map(self._result, piece.program.body.outputs)]
 
     def _result(self, value: int) -> Any:
         state = self.found.states[value]
         if isinstance(state, WholeSequence):
             return self.whole[value]
-        i = self.found.piece.flat.top.maker[value]
-        with self._tag(self._last(state.is_backward), i):
+        with self._tag(self._order(state.is_backward)[-1], state.op):
             return self._full(value)
-
-    def _last(self, is_backward: bool) -> int:
-        return 0 if is_backward else self.slices.count - 1
 
     @contextlib.contextmanager
     def _tag(self, t: int | None, i: int) -> Iterator[None]:
@@ -187,108 +145,115 @@ class SliceEmitter:
         with tagged(tag), self._ops[i].context():
             yield
 
-    def _once(self, i: int, eqn: Any) -> None:
-        op = self._ops[i].op
+    def _once(self, i: int) -> None:
+        op, eqn = self._ops[i].op, self._ops[i].eqn
         made = self.found.states[op.results[0]] if op.results else WholeSequence()
         assert isinstance(made, WholeSequence)
-        t = None if made.when is When.FORWARD else self._last(made.when is When.END)
-        with self._tag(t, i):
+        last = self._order(made.when is When.END)[-1]
+        with self._tag(None if made.when is When.FORWARD else last, i):
             results = bind_eqn(eqn, [*map(self._full, op.operands)], eqn.params)
         self.whole.update(zip(op.results, results, strict=True))
 
     def _full(self, value: int) -> Any:
         """Return a value in full."""
         if value not in self.whole:
-            state, parts = self.found.states[value], self.parts[value]
-            if isinstance(state, PairState):
-                span, column = self._ordered(state.spans, state.tokens)
-                ends = [self.slices.columns(column, t)[1] for t in range(len(parts))]
-                parts = [
-                    padded(x, column, column.size - end)
-                    for x, end in zip(parts, ends, strict=True)
-                ]
-            else:
-                assert isinstance(state, RowState)
-                span = state.span
+            state, parts = self.found.states[value], [*self.parts[value]]
+            assert isinstance(state, SlicedState)
+            span, *columns = self._ordered(state.spans, state.op)
+            for column in columns:  # Later ones are zero.
+                for t, x in enumerate(parts):
+                    left = column.size - self._range(column, t, True)[1]
+                    zeros = lax.full(column.resized(x.shape, left), 0, x.dtype)
+                    parts[t] = joined([x, zeros], column)
             self.whole[value] = joined(parts, span)
         return self.whole[value]
 
-    def _ordered(
-        self, dims: Sequence[Any], tokens: tuple[int, int] | None
-    ) -> Sequence[Any]:
-        """Return dims of tokens, the rows before the columns."""
-        return dims[::-1] if tokens and self.found.rows.row(tokens) else dims
+    def _ordered(self, dims: Sequence[Any], i: int) -> Sequence[Any]:
+        """Return dims of an op's tokens, the rows before the columns."""
+        return dims[::-1] if len(dims) > 1 and self.found.rows.row(i) else dims
+
+    def _range(
+        self, span: AxisSpan, t: int, is_column: bool = False
+    ) -> tuple[int, int]:
+        """Return the rows of slice t, or the columns up to its end, within the tokens
+        that a value holds."""
+        return span.within(0 if is_column else self.ends[t], self.ends[t + 1])
 
     def _sliced(self, i: int, run: SlicedOp) -> None:
-        op, rule = self._ops[i].op, self._ops[i].op.rule
-        assert rule is not None
+        op, order = self._ops[i].op, self._order(run.is_backward)
         so_far: list[Any] | None = None
-        made: list[list[Any]] = [[None] * self.slices.count for _ in op.results]
-        for t in self.slices.order(run.is_backward):
+        made: list[list[Any]] = [[None] * len(order) for _ in op.results]
+        for t in order:
             with self._tag(t, i):
-                args = [
-                    self._operand(i, k, v, run, t) for k, v in enumerate(op.operands)
-                ]
-                if run.is_chained and so_far is not None:
-                    args = [*so_far, *args[1:]]
-                to = [self._located(run, t, rule, layout) for layout in rule.results]
-                results = self._bind(i, args, to)
-                if run.sums is not None:
-                    results = so_far = self._added(run, t, so_far, results)
-                for k, state in enumerate(run.results):
-                    made[k][t] = results[k]
-                    if run.sums is not None and isinstance(state, RowState):
-                        start, stop = self.slices.rows(state.span, t)
-                        made[k][t] = taken(results[k], state.span, start, stop)
+                if run.ats:
+                    results = so_far = self._in_slice(i, run, t, so_far)
+                else:
+                    results = self._window(i, run, t)
+                for parts, state, x in zip(made, run.results, results, strict=True):
+                    is_sum = run.sums and isinstance(state, SlicedState)
+                    parts[t] = taken(x, *self._rows_of(state, t)) if is_sum else x
         for v, state, parts in zip(op.results, run.results, made, strict=True):
             if isinstance(state, WholeSequence):
-                self.whole[v] = parts[self._last(run.is_backward)]
+                self.whole[v] = parts[order[-1]]
             else:
                 self.parts[v] = parts
 
-    def _added(
-        self, run: SlicedOp, t: int, so_far: list[Any] | None, parts: list[Any]
+    def _rows_of(self, state: Any, t: int) -> SpanRange:
+        (span,) = state.spans
+        return span, *self._range(span, t)
+
+    def _in_slice(
+        self, i: int, run: SlicedOp, t: int, so_far: list[Any] | None
     ) -> list[Any]:
-        """Combine the results of the slices so far with those of one more."""
-        if so_far is None or run.is_chained:
-            return parts
-        assert run.sums is not None
+        """Run an equation on a slice; where results of slices are combined, with those
+        so far."""
+        rule, operands = self._ops[i].op.rule, range(len(self._ops[i].operands))
+        assert rule is not None
+        args = [self._operand(i, k, run, t) for k in operands]
+        if run.is_chained and so_far is not None:
+            args = [*so_far, *args[1:]]
+        to = [self._located(i, run, t, layout) for layout in rule.results]
+        results = self._bind(i, args, to)
+        if run.sums is None or so_far is None or run.is_chained:
+            return results
         added = []
-        for state, before, part in zip(run.results, so_far, parts, strict=True):
-            if isinstance(state, RowState):  # columns up to the end of this slice
-                before = taken(before, state.span, *self.slices.columns(state.span, t))
+        for of, before, part in zip(to, so_far, results, strict=True):
+            for columns in of:  # up to the end of this slice
+                before = taken(before, *columns)
             added.append(COMBINE[run.sums](before, part))
         return added
 
-    def _located(
-        self, run: SlicedOp, t: int, rule: Any, layout: Any
-    ) -> list[SpanRange]:
+    def _located(self, i: int, run: SlicedOp, t: int, layout: Any) -> list[SpanRange]:
         """Return which tokens of an operand or result an equation has in a slice."""
-        both = self.slices.rows, self.slices.columns
-        ats = zip(self._ordered(run.ats, run.tokens), both, strict=False)
-        spans = ((place(rule, layout, at), bounds) for at, bounds in ats)
-        return [(span, *bounds(span, t)) for span, bounds in spans if span is not None]
-
-    def _operand(self, i: int, operand: int, value: int, run: SlicedOp, t: int) -> Any:
-        state = self.found.states[value]
-        if isinstance(state, PairState):
-            return self.parts[value][t]
-        rule = self._ops[i].op.rule
+        rule, ats = self._ops[i].op.rule, self._ordered(run.ats, i)
         assert rule is not None
-        ranges = self._located(run, t, rule, rule.operands[operand])
+        spans = [place(rule, layout, at) for at in ats]
+        return [
+            (span, *self._range(span, t, k > 0))
+            for k, span in enumerate(spans)
+            if span is not None
+        ]
+
+    def _operand(self, i: int, k: int, run: SlicedOp, t: int) -> Any:
+        op, value = self._ops[i].op, self._ops[i].op.operands[k]
+        state, rule = self.found.states[value], op.rule
+        assert rule is not None
+        ranges = self._located(i, run, t, rule.operands[k])
         if isinstance(state, WholeSequence):
             return self._cut(value, ranges, i)
-        row, *_ = self._ordered(run.ats, run.tokens)
-        if ats_in(rule, rule.operands[operand], state) == [row]:
-            x = self.parts[value][t]
-        else:
-            x = self._columns(value, state.span, t, run.is_backward)
+        x = self.parts[value][t]
+        if state.is_pairs:
+            return x
+        if ats_in(rule, rule.operands[k], state) != [self._ordered(run.ats, i)[0]]:
+            x = self._columns(value, state, t, run.is_backward)
         for span, start, stop in ranges:
-            if span != state.span:  # the other dim of pairs: not sliced along it
+            if span != state.spans[0]:  # the other dim of pairs: not sliced along it
                 x = taken(x, span, start, stop)
         return x
 
-    def _columns(self, value: int, span: AxisSpan, t: int, is_backward: bool) -> Any:
+    def _columns(
+        self, value: int, state: SlicedState, t: int, is_backward: bool
+    ) -> Any:
         """Return a value's slices up to this one, joined.
 
         Each pass joins them for itself: as residuals they would be T/2 times as large
@@ -297,11 +262,9 @@ class SliceEmitter:
         """
         key = value, t, is_backward
         if key not in self._cuts:
-            state = self.found.states[value]
-            assert isinstance(state, RowState)
-            before = self.found.equal.twins[value] if state.is_backward else value
+            before = self.found.piece.twins[value] if state.is_backward else value
             parts = [*self.parts[before][:t], self.parts[value][t]]
-            self._cuts[key] = joined(parts, span)
+            self._cuts[key] = joined(parts, state.spans[0])
         return self._cuts[key]
 
     def _cut(self, value: int, ranges: Sequence[SpanRange], reader: int) -> Any:
@@ -309,44 +272,38 @@ class SliceEmitter:
 
         Slices of values that depend on inputs alone do so too, and belong to no slice.
         """
-        x = self.whole[value]
-        if not ranges:
-            return x
-        key = value, tuple(ranges)
-        if key not in self._cuts:
-            state = self.found.states[value]
+        key, state = (value, *ranges), self.found.states[value]
+        if ranges and key not in self._cuts:
             assert isinstance(state, WholeSequence)
             is_early = state.when is When.FORWARD
             made = self._recomputed(value, ranges) if is_early else None
             if made is None:
                 tag = self._tag(None, reader) if is_early else contextlib.nullcontext()
                 with tag:
-                    made = functools.reduce(lambda x, r: taken(x, *r), ranges, x)
+                    made = self.whole[value]
+                    for each in ranges:
+                        made = taken(made, *each)
             self._cuts[key] = made
-        return self._cuts[key]
+        return self._cuts[key] if ranges else self.whole[value]
 
     def _recomputed(self, value: int, ranges: Sequence[SpanRange]) -> Any:
         """Compute some tokens of a value that is elementwise in inputs alone.
 
         It reads only those tokens of its operands. None where it is not elementwise.
         """
-        i = self.found.piece.flat.top.maker.get(value, -1)
-        each = self._ops[i]
-        if (
-            i < 0
-            or each.op.traits.kind not in RECOMPUTED_KINDS
-            or len(each.results) != 1
-        ):
+        i = self.found.piece.flat.top.maker.get(value)
+        if i is None or self._ops[i].op.traits.kind not in RECOMPUTED_KINDS:
             return None
+        each, rule = self._ops[i], self._ops[i].op.rule
         ats = [spot_of(each, value, span) for span, _, _ in ranges]
-        if each.op.rule is None or None in ats:
+        if len(each.results) != 1 or rule is None or None in ats:
             return None
         args = []
-        for v, layout in zip(each.operands, each.op.rule.operands, strict=True):
+        for v, layout in zip(each.operands, rule.operands, strict=True):
             read = [
                 (span, start, stop)
                 for at, (_, start, stop) in zip(ats, ranges, strict=True)
-                if at and (span := place(each.op.rule, layout, at))
+                if at and (span := place(rule, layout, at))
             ]
             args.append(self._cut(v, read, i))
         with self._tag(None, i):
@@ -363,14 +320,10 @@ class SliceEmitter:
           ranges: for every result the tokens that it has.
         """
         op, eqn = self._ops[i].op, self._ops[i].eqn
-        shapes = [
-            functools.reduce(
-                lambda shape, r: r[0].resized(shape, r[2] - r[1]),
-                spans,
-                tuple(v.aval.shape),
-            )
-            for v, spans in zip(eqn.outvars, ranges, strict=True)
-        ]
+        shapes = [tuple(v.aval.shape) for v in eqn.outvars]
+        for k, spans in enumerate(ranges):
+            for span, start, stop in spans:
+                shapes[k] = span.resized(shapes[k], stop - start)
         results = bind_local(eqn, args, shapes)
         made = [tuple(x.shape) for x in results]
         if made != shapes:
@@ -383,35 +336,25 @@ class SliceEmitter:
             )
         return results
 
-    def _window(self, i: int, eqn: Any, run: SlicedOp) -> None:
-        """Run a slice or pad of rows on every sequence slice."""
-        op = self._ops[i].op
-        (made,) = run.results
-        read = self.found.states[op.operands[0]]
-        assert isinstance(read, RowState) and isinstance(made, RowState)
-        d = read.span.dim
-        parts: list[Any] = [None] * self.slices.count
-        for t in self.slices.order(run.is_backward):
-            low, high = self.slices.rows(read.span, t)
-            start, stop = self.slices.rows(made.span, t)
-            moved = made.span.first - read.span.first
-            before, after = start + moved - low, high - stop - moved
-            if low == high or start == stop:  # all is padding, or nothing remains
-                before, after = 0, (high - low) - (stop - start)
-            changed: dict[str, Any] = {"padding_config": (-before, -after, 0)}
-            if op.name == "slice":
-                stop = high - low - after
-                changed = {"start_indices": before, "limit_indices": stop}
-            params = dict(eqn.params)
-            for key, at in changed.items():
-                params[key] = (*params[key][:d], at, *params[key][d + 1 :])
-            with self._tag(t, i):
-                args = [
-                    self.parts[op.operands[0]][t],
-                    *map(self.whole.get, op.operands[1:]),
-                ]
-                (parts[t],) = bind_eqn(eqn, args, params)
-        self.parts[op.results[0]] = parts
+    def _window(self, i: int, run: SlicedOp, t: int) -> list[Any]:
+        """Run a slice or pad of rows on a sequence slice."""
+        op, eqn = self._ops[i].op, self._ops[i].eqn
+        read, low, high = self._rows_of(self.found.states[op.operands[0]], t)
+        made, start, stop = self._rows_of(run.results[0], t)
+        moved, d = made.first - read.first, read.dim
+        before, after = start + moved - low, high - stop - moved
+        if low == high or start == stop:  # all is padding, or nothing remains
+            before, after = 0, (high - low) - (stop - start)
+        changed: dict[str, Any] = {"padding_config": (-before, -after, 0)}
+        if op.name == "slice":
+            stop = high - low - after
+            changed = {"start_indices": before, "limit_indices": stop}
+        params = dict(eqn.params)
+        for key, at in changed.items():
+            params[key] = (*params[key][:d], at, *params[key][d + 1 :])
+        first, *others = op.operands
+        args = [self.parts[first][t], *map(self.whole.get, others)]
+        return bind_eqn(eqn, args, params)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -447,8 +390,7 @@ def sliced(apart: Apart, lengths: Sequence[int]) -> SlicedBody:
     found = _found(apart)
     if sum(lengths) != found.length or any(n < 1 for n in lengths):
         raise refused.lengths_wrong(lengths, found.length)
-    bounds = SliceBounds(tuple(accumulate(lengths, initial=0)))
-    emitter = SliceEmitter(found, bounds)
+    emitter = SliceEmitter(found, tuple(accumulate(lengths, initial=0)))
     new = without_dead_code(retraced(apart.piece, emitter.run))
     piece, tags = untagged(new)
     pairs = [(None, None) if tag is None else _read(tag) for tag in tags]
@@ -468,8 +410,6 @@ def sequence_length(apart: Apart) -> int:
 def _found(apart: Apart) -> SliceAnalysis:
     """Analyse a micro-batch; cached, as the choice of slices asks several times."""
     lengths = lengths_of(apart)
-    if not lengths:
-        raise refused.no_sequence(apart, shapes_of(apart))
     return fitting(apart, opened(apart, lengths), lengths)
 
 
