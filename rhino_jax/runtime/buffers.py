@@ -154,20 +154,17 @@ class Donations:
                 continue
             first = seen.setdefault(place, i)
             if first != i and not donated.isdisjoint((first, i)):
-                raise self._twice(first, i, arrays[i], donated)
-
-    def _twice(self, first: int, second: int, x: Any, donated: set[int]) -> TraceError:
-        ways = ["donated" if i in donated else "passed" for i in (first, second)]
-        one, other = self._paths[first], self._paths[second]
-        return TraceError(
-            f"`{self._name}`: one array is {ways[0]} as `{one}` and {ways[1]} as"
-            f" `{other}`.",
-            where=f"{one} and {other}",
-            numbers=f"{x.dtype}{list(x.shape)}, {x.nbytes:,} bytes, allocated once;"
-            " nothing was run and nothing is lost",
-            fix=f"copy one of them first: jax.tree.map(jnp.copy, …) of `{other}`; or"
-            " do not donate it.",
-        )
+                ways = ["donated" if k in donated else "passed" for k in (first, i)]
+                one, other = self._paths[first], self._paths[i]
+                raise TraceError(
+                    f"`{self._name}`: one array is {ways[0]} as `{one}` and {ways[1]}"
+                    f" as `{other}`.",
+                    where=f"{one} and {other}",
+                    numbers=f"{x.dtype}{list(x.shape)}, {x.nbytes:,} bytes, allocated"
+                    " once; nothing was run and nothing is lost",
+                    fix="copy one of them first: jax.tree.map(jnp.copy, …) of"
+                    f" `{other}`; or do not donate it.",
+                )
 
 
 def _is_on_devices(x: Any) -> bool:

@@ -82,8 +82,16 @@ def put(plan: PlanData, tree: Any, *, local: bool, stored: bool = False) -> Any:
     want = [dims.get(leaf.path, ()) for leaf in known]
     if local:
         parts = zip(leaves.arrays, known, shardings, strict=True)
-        if not stored:
-            _refuse_local(what, known, want)
+        # A process's rows in default order are not the rows that its devices store.
+        for leaf, ordered in zip(known, want, strict=True):
+            if ordered and not stored:
+                raise RhinoError(
+                    f"{what}: local=True, of an array that the plan stores in blocks.",
+                    where=leaf.path,
+                    numbers=f"{ordered[0][1]} along dim {ordered[0][0]}",
+                    fix="give whole arrays, or with stored=True parts of what a step"
+                    " gave.",
+                )
         made = [_from_local(what, *each) for each in parts]
         return _rebuilt(leaves, [*map(remember, made, want)])
     given = list(leaves.arrays)
@@ -102,21 +110,6 @@ def put(plan: PlanData, tree: Any, *, local: bool, stored: bool = False) -> Any:
         for x, h, w, host in zip(made, have, want, on_host, strict=True)
     ]
     return _rebuilt(leaves, made)
-
-
-def _refuse_local(what: str, known: Sequence[Leaf], want: Sequence[Any]) -> None:
-    """Refuse local shards of arrays in interleaved storage.
-
-    A process's rows in default order are not the rows that its devices store.
-    """
-    for leaf, dims in zip(known, want, strict=True):
-        if dims:
-            raise RhinoError(
-                f"{what}: local=True, of an array that the plan stores in blocks.",
-                where=leaf.path,
-                numbers=f"{dims[0][1]} along dim {dims[0][0]}",
-                fix="give whole arrays, or with stored=True parts of what a step gave.",
-            )
 
 
 def as_written(plan: PlanData, tree: Any) -> Any:

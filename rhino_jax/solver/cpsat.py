@@ -102,14 +102,8 @@ class MemoryRows:
             )
 
 
-def memory_rows(
-    model: CpModel,
-    moves: Moves,
-    labels: np.ndarray,
-    options: Mapping[int, np.ndarray],
-    x: Mapping[int, Sequence[IntVar]],
-) -> MemoryRows:
-    """Return the rows that a model may need.
+class _MemoryBuilder:
+    """Builder of the rows that a model may need.
 
     Args:
       model: the model; receives variables of pairs.
@@ -118,10 +112,7 @@ def memory_rows(
       options: free node → its allowed options, ascending.
       x: variables of these options.
     """
-    return _MemoryBuilder(model, moves, labels, options, x).rows()
 
-
-class _MemoryBuilder:
     def __init__(
         self,
         model: CpModel,
@@ -292,7 +283,7 @@ def settle(
     builder.add_nodes()
     builder.add_edges()
     model.minimize(cp_model.LinearExpr.weighted_sum(builder.terms, builder.weights))
-    rows = memory_rows(model, moves, labels, builder.options, builder.x)
+    rows = _MemoryBuilder(model, moves, labels, builder.options, builder.x).rows()
     rows.add(model, rows.likely())
     bound, variables = -math.inf, len(model.proto.variables)
     while True:

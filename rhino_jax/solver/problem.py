@@ -156,21 +156,15 @@ class Problem:
         """
         costs, edges = list(self.costs), list(self.edges)
         rates = self._spans().rates(prices)
-        for (i, j), rate, usage in _sum_alike(self.usages, rates):
+        # (Nodes, usage) of equal usages → (nodes, sum of their rates, usage).
+        found: dict[tuple[object, ...], tuple[tuple[int, int], float, np.ndarray]] = {}
+        for k in np.flatnonzero(rates).tolist():
+            usage, nodes = self.usages[k].usage, self.usages[k].nodes
+            _, rate, _ = found.get((nodes, id(usage)), (nodes, 0.0, usage))
+            found[nodes, id(usage)] = nodes, rate + float(rates[k]), usage
+        for (i, j), rate, usage in found.values():
             if usage.ndim == 1:
                 costs[i] = costs[i] + rate * usage
             else:
                 edges.append(PairTable(i, j, rate * usage))
         return Problem(costs, edges)
-
-
-def _sum_alike(
-    usages: Sequence[NodeUsage | EdgeUsage], rates: np.ndarray
-) -> list[tuple[tuple[int, int], float, np.ndarray]]:
-    """Sum the rates of equal usages: (nodes, sum of rates, usage)."""
-    found: dict[tuple[object, ...], tuple[tuple[int, int], float, np.ndarray]] = {}
-    for k in np.flatnonzero(rates).tolist():
-        usage, nodes = usages[k].usage, usages[k].nodes
-        _, rate, _ = found.get((nodes, id(usage)), (nodes, 0.0, usage))
-        found[nodes, id(usage)] = nodes, rate + float(rates[k]), usage
-    return list(found.values())

@@ -191,7 +191,9 @@ def solve_overlapped(
     if before is not None and before.last is not None:
         weight, found = before.last
     dual: DualSolution | None = None
-    brief = _brief(effort)
+    # Without proofs, for weights whose bound does not matter.
+    near = max(effort.near, WEIGHTS.briefly_near)
+    brief = replace(effort, near=near, deterministic_s=0.0)
     while True:
         # At intermediate weights the bound does not matter.
         is_brief = weight not in (1.0, WEIGHTS.least) and not weights.is_bounding
@@ -211,7 +213,12 @@ def solve_overlapped(
                 bound, variables = max(bound, fused.bound), fused.variables
             break
         labels = min([*mine, found.labels], key=weighted.objective)
-        _offer_polished(overlap, incumbents, labels, weight, bound)
+        # Improved node by node; of the smallest weight only what is much better, since
+        # it hides more.
+        polished = labels if overlap.hides_nothing else descend(overlap, labels)
+        gained_s = incumbents.best_value - overlap.step_s(polished)
+        if weight != WEIGHTS.least or gained_s > WEIGHTS.preferred * bound:
+            incumbents.offer(polished)
         report(None, bound)
         if overlap.hides_nothing or bound > effort.cutoff_s:
             break
@@ -233,21 +240,6 @@ def solve_overlapped(
         dual,
         (weight, found),
     )
-
-
-def _offer_polished(
-    overlap: Overlap,
-    incumbents: Incumbents,
-    labels: Labels,
-    weight: float,
-    bound: float,
-) -> None:
-    """Record the best assignment of a weight, improved node by node; of the smallest
-    weight only one that is much better, since it hides more."""
-    polished = labels if overlap.hides_nothing else descend(overlap, labels)
-    gained_s = incumbents.best_value - overlap.step_s(polished)
-    if weight != WEIGHTS.least or gained_s > WEIGHTS.preferred * bound:
-        incumbents.offer(polished)
 
 
 def _within_memory(
@@ -278,9 +270,3 @@ def _within_memory(
     if incumbents.best is not None:
         incumbents.offer(descend(overlap, incumbents.best))
     return fused, dual
-
-
-def _brief(effort: Effort) -> Effort:
-    """Return an effort without proofs, for weights whose bound does not matter."""
-    near = max(effort.near, WEIGHTS.briefly_near)
-    return replace(effort, near=near, deterministic_s=0.0)

@@ -79,80 +79,69 @@ def made_by_first(
     make: Callable[[], PlanData],
     what: str,
 ) -> PlanData:
-    """Return the first process's plan, in all processes.
+    """Return the first process's plan, in all processes; see `decided_by_first`.
 
     Args:
       traced: the traced function.
-      processes: result of `processes_of`; empty: this process plans for itself.
-      asked: the user's options, as name → value; must be equal in all processes.
       make: makes the plan, without trees and mesh.
-      what: name of the calling API, for messages.
-    Raises:
-      ProcessError: programs differ, or a process is lost; in every process. Errors of
-        `make` in the first process are raised in the others, too.
     """
-    if not processes:
-        return make()
-    meeting = Meeting(coordination_client(), processes, what, traced.name)
-    meeting.compare("program", listing.of_program(traced, asked))
-    read = functools.partial(plan_from_json, what=what)
-    plan = _by_first(meeting, make, plan_to_json, read)
-    try:
+
+    def lines(plan: PlanData) -> list[listing.AgreedItem]:
         found = fingerprint(traced.program, plan.mesh_axes)
         check_fits(plan, found, plan.mesh_axes, program=traced.program, what=what)
-    except Exception as error:
-        meeting.fail(error)
-    meeting.compare("plan", _lines_of(plan, traced))
-    meeting.end()
-    return plan
+        return _lines_of(plan, traced)
+
+    texts = plan_to_json, functools.partial(plan_from_json, what=what)
+    return decided_by_first([traced], processes, asked, make, what, texts, lines)
 
 
 def decided_by_first(
     traced: Sequence[Traced],
     processes: tuple[int, ...],
     asked: Mapping[str, str],
-    decide: Callable[[], Any],
+    decide: Callable[[], Agreed],
     what: str,
-) -> Any:
-    """Return the first process's decision on several functions, in all processes.
+    texts: tuple[Callable[[Agreed], str], Callable[[str], Agreed]] = (
+        json.dumps,
+        json.loads,
+    ),
+    lines: Callable[[Agreed], Sequence[listing.AgreedItem]] = lambda decided: [
+        listing.AgreedItem("shared state", json.dumps(decided))
+    ],
+) -> Agreed:
+    """Return the first process's decision on some functions, in all processes.
 
     Args:
       traced: the traced functions.
-      processes, asked, what: as for `made_by_first`.
-      decide: makes the decision; returns a JSON value.
+      processes: result of `processes_of`; empty: this process decides for itself.
+      asked: the user's options, as name → value; must be equal in all processes.
+      decide: makes the decision.
+      what: name of the calling API, for messages.
+      texts: write a decision as text, and read it.
+      lines: checks a decision, and lists what must be equal in all processes.
     Raises:
-      ProcessError: as for `made_by_first`. Errors of `decide` in the first process are
-        raised in the others, too.
+      ProcessError: programs differ, or a process is lost; in every process. Errors of
+        `decide` in the first process are raised in the others, too.
     """
     if not processes:
         return decide()
-    names = ", ".join(t.name for t in traced)
+    names, (write, read) = ", ".join(t.name for t in traced), texts
     meeting = Meeting(coordination_client(), processes, what, names)
-    lines = [line for t in traced for line in listing.of_program(t, asked)]
-    meeting.compare("program", lines)
-    decided = _by_first(meeting, decide, json.dumps, json.loads)
-    # Only then have all read it, so that its keys may be deleted.
-    text = json.dumps(decided)
-    meeting.compare("plan", [listing.AgreedItem("shared state", text)])
-    meeting.end()
-    return decided
-
-
-def _by_first(
-    meeting: Meeting,
-    make: Callable[[], Agreed],
-    write: Callable[[Agreed], str],
-    read: Callable[[str], Agreed],
-) -> Agreed:
-    """Return what the first process makes, in all processes."""
+    programs = (listing.of_program(t, asked) for t in traced)
+    meeting.compare("program", [line for of in programs for line in of])
     if not meeting.is_first:
-        return read(meeting.wait("made", meeting.first, "to plan").decode())
+        decided = read(meeting.wait("made", meeting.first, "to plan").decode())
     try:
-        made = make()
+        if meeting.is_first:
+            decided = decide()
+            meeting.put("made", write(decided).encode())
+        equal = lines(decided)
     except Exception as error:
         meeting.fail(error)
-    meeting.put("made", write(made).encode())
-    return made
+    # Only then have all read it, so that its keys may be deleted.
+    meeting.compare("plan", equal)
+    meeting.end()
+    return decided
 
 
 def agreed(

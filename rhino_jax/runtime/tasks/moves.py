@@ -210,14 +210,16 @@ def _sources(
         # Prefer the device at the same position, if its shard will do.
         turned = [*flat[i % len(flat) :], *flat[: i % len(flat)]]
         near = [d for d in turned if d.process_index == device.process_index]
-        found.append(
-            next((d for d in (*near, *turned) if _has(have[d], want[device])), None)
+        holders = (
+            d
+            for d in (*near, *turned)
+            if all(
+                a <= c and e <= b
+                for (a, b), (c, e) in zip(have[d], want[device], strict=True)
+            )
         )
+        found.append(next(holders, None))
     return found
-
-
-def _has(shard: Piece, wanted: Piece) -> bool:
-    return all(a <= c and d <= b for (a, b), (c, d) in zip(shard, wanted, strict=True))
 
 
 HOST_KINDS = ("pinned_host", "unpinned_host")
@@ -243,12 +245,10 @@ def moved_to(
     wanted = list(shardings)
     if all(x.is_fully_addressable for x in arrays):
         return jax.device_put(arrays, wanted)
-    return [_shards_to(x, sharding) for x, sharding in zip(arrays, wanted, strict=True)]
-
-
-def _shards_to(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """Move this process's shards of an array, as `moved_to`."""
-    shards = shards_of(x)
-    kind = sharding.memory_kind
-    places = [SingleDeviceSharding(device, memory_kind=kind) for device in shards]
-    return assembled(x.aval, sharding, jax.device_put([*shards.values()], places))
+    found = []
+    for x, sharding in zip(arrays, wanted, strict=True):  # this process's shards
+        shards, kind = shards_of(x), sharding.memory_kind
+        places = [SingleDeviceSharding(device, memory_kind=kind) for device in shards]
+        moved = jax.device_put([*shards.values()], places)
+        found.append(assembled(x.aval, sharding, moved))
+    return found
