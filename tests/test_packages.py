@@ -58,7 +58,7 @@ CODE_TOKENS = {
     "ir": 12_400,
     "model": 25_100,
     "models": 17_300,
-    "passes": 99_700,
+    "passes": 99_100,
     "pipeline": 27_300,
     "plan": 19_100,
     "planner": 86_100,

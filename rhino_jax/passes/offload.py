@@ -56,7 +56,13 @@ def offload_state(closed: Any, program: Program, choice: str) -> Any:
         waiting, sent = set(hosted), dict[int, Any]()
         for value in region.outputs:
             for i in sorted(region.needed([value], env)[0]):
-                _fetch(region, i, waiting, env)
+                # What the op reads of the values that wait on the host is copied to
+                # the devices when its other operands are there.
+                reads = region.reads[i]
+                ties = [env[v] for v in reads if v in env and v not in waiting]
+                for v in waiting.intersection(reads):
+                    env[v] = from_host(env[v], [x for x in ties if can_tie(x)][:1])
+                    waiting.discard(v)
                 region.run([i], env)
                 sent.update(
                     (v, to_host(env[v])) for v in updated.intersection(region.makes[i])
@@ -67,16 +73,6 @@ def offload_state(closed: Any, program: Program, choice: str) -> Any:
         ]
 
     return retraced(closed, run, on_host=slots)
-
-
-def _fetch(region: FlatRegion, op: int, waiting: set[int], env: dict[int, Any]) -> None:
-    """Copy to the devices what an op reads of the values that wait on the host, when
-    its other operands are there."""
-    reads = region.reads[op]
-    ties = [env[v] for v in reads if v in env and v not in waiting]
-    for v in waiting.intersection(reads):
-        env[v] = from_host(env[v], [x for x in ties if can_tie(x)][:1])
-        waiting.discard(v)
 
 
 def _behind(region: FlatRegion, values: set[int]) -> set[int]:

@@ -23,10 +23,6 @@ class Stacked:
     results: tuple[int, ...]
     reducer: str = ""
 
-    def stacks_of(self, operands: Sequence[int]) -> set[int]:
-        """Return those of the operands, value ids, that are read along their dim 0."""
-        return {v for v, d in zip(operands, self.dims, strict=True) if d == 0}
-
     def stacks_in(self, results: Sequence[int]) -> set[int]:
         """Return those of the results, value ids, whose dim 0 is over layers."""
         return {v for v, d in zip(results, self.results, strict=True) if d == 0}

@@ -25,6 +25,7 @@ from rhino_jax._compat import (
 from rhino_jax.frontend.provenance import is_library_file
 from rhino_jax.frontend.regions import call_scope
 from rhino_jax.ir.axes import AxisSpan, follow
+from rhino_jax.ir.factor import Rule
 from rhino_jax.ir.program import Op, Program, Region, RegionCall, RegionKind
 
 
@@ -58,6 +59,12 @@ class FlatOp:
         """Return how the op runs its regions, of an op that has some."""
         assert self.op.call is not None, self.op.label
         return self.op.call
+
+    @property
+    def rule(self) -> Rule:
+        """Return the factors of the op, of an op that has some."""
+        assert self.op.rule is not None, self.op.label
+        return self.op.rule
 
     @property
     def is_scan(self) -> bool:

@@ -113,12 +113,6 @@ class ValueNumbers:
             self.of[value] = found
         return found
 
-    def first_equal(self) -> dict[int, int]:
-        """Return every result in the top region → the first value equal to it."""
-        made = [v for each in self.flat.top.ops for v in each.results]
-        first = {self.of[v]: v for v in reversed(made)}
-        return {v: first[self.of[v]] for v in made}
-
     def _region(self, region: FlatRegion) -> None:
         for each in region.ops:
             if self.is_deep and self.flat.can_change(each):

@@ -297,7 +297,22 @@ def _check(choice: MicrobatchChoice, cut: MicrobatchCut, demand: Demand) -> None
             f"{growth:.1f} times the program, at most {choice.most_growth:g} times"
         )
     if numbers:
-        raise _meets_again(cut, _waits(demand), f"{loops} loops, {numbers}")
+        fix = "take out what couples the rows of a batch, or plan with"
+        fix += " `microbatches=1`."
+        if cut.places:
+            fix += (
+                " For statistics of each micro-batch, as of BatchNorm in training, ask"
+                f" for them: per_microbatch={cut.places[0]!r}."
+            )
+        waits = _waits(demand)
+        raise CoupledBatchError(
+            f"`{program.name}` would need {loops} loops over micro-batches:"
+            " its rows meet again and again.",
+            where="; ".join(dict.fromkeys(str(m.item.op.source) for m in waits)),
+            numbers=f"{loops} loops, {numbers}; {_couplings(waits)}",
+            fix=fix,
+            places=cut.places,
+        )
     if cut.meeting_flops > choice.most_meeting * cut.flops:
         costly = [m for m in _of_rows(found) if m.is_costly] or _of_rows(found)
         raise CoupledBatchError(
@@ -308,25 +323,6 @@ def _check(choice: MicrobatchChoice, cut: MicrobatchCut, demand: Demand) -> None
             fix="take out what couples the rows of a batch, or `microbatches=1`.",
             places=_places(costly),
         )
-
-
-def _meets_again(
-    cut: MicrobatchCut, waits: list[BatchCoupling], numbers: str
-) -> CoupledBatchError:
-    fix = "take out what couples the rows of a batch, or plan with `microbatches=1`."
-    if cut.places:
-        fix += (
-            " For statistics of each micro-batch, as of BatchNorm in training, ask for"
-            f" them: per_microbatch={cut.places[0]!r}."
-        )
-    return CoupledBatchError(
-        f"`{cut.program.name}` would need {len(cut.loops)} loops over micro-batches:"
-        " its rows meet again and again.",
-        where="; ".join(dict.fromkeys(str(m.item.op.source) for m in waits)),
-        numbers=f"{numbers}; {_couplings(waits)}",
-        fix=fix,
-        places=cut.places,
-    )
 
 
 def _of_rows(found: FlowResult) -> list[BatchCoupling]:
@@ -391,15 +387,17 @@ def recomputed_sums(found: FlowResult, opened: Collection[int]) -> dict[int, int
     """
     if not opened:
         return {}
-    first = ValueNumbers(found.flat, is_deep=False).first_equal()
+    of = ValueNumbers(found.flat, is_deep=False).of
+    made = [v for item in found.flat.top.ops for v in item.results]
+    first = {of[v]: v for v in reversed(made)}
     return {
-        value: first[value]
+        value: first[of[value]]
         for item in found.flat.top.ops
         if any(is_of_rows(found.states[v]) for v in item.operands)
         for value in item.results
         if isinstance(state := found.states[value], Partial)
         and state.counts is None
-        and first[value] != value
+        and first[of[value]] != value
     }
 
 

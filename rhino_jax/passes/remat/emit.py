@@ -10,7 +10,6 @@ from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import RECOMPUTE, Transform
 from rhino_jax.passes.program_pass import ProgramPass, Trial, TrialKind
 from rhino_jax.passes.remat.choice import RematChoice
-from rhino_jax.passes.remat.decided import Decided, LoopPair, decide, leaves
 from rhino_jax.passes.remat.frame import (
     Frame,
     LoopRange,
@@ -21,7 +20,13 @@ from rhino_jax.passes.remat.frame import (
     to_host,
     waits_on_host,
 )
-from rhino_jax.passes.remat.rerun import recomputed_values
+from rhino_jax.passes.remat.rerun import (
+    Decided,
+    LoopPair,
+    decide,
+    leaves,
+    recomputed_values,
+)
 from rhino_jax.rewrite.emit import scan_like
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 from rhino_jax.rewrite.flatten import flatten

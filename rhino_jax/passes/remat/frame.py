@@ -19,8 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from rhino_jax.passes.remat.decided import Decided
-from rhino_jax.passes.remat.rerun import recomputed_values
+from rhino_jax.passes.remat.rerun import Decided, recomputed_values
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram, FlatRegion
 
 

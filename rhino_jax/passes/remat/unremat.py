@@ -23,15 +23,15 @@ from rhino_jax.passes.program_pass import (
     Trial,
     TrialKind,
 )
-from rhino_jax.passes.remat.decided import (
+from rhino_jax.passes.remat.emit import emit, is_recomputed
+from rhino_jax.passes.remat.late import Halves, halves_of
+from rhino_jax.passes.remat.rerun import (
+    NOTHING,
     Decided,
     LoopPair,
     changeable_regions,
     stacked_anew,
 )
-from rhino_jax.passes.remat.emit import emit, is_recomputed
-from rhino_jax.passes.remat.late import Halves, halves_of
-from rhino_jax.passes.remat.rerun import NOTHING
 from rhino_jax.rewrite.flat import FlatProgram, FlatRegion
 from rhino_jax.rewrite.flatten import flatten, plain_calls
 from rhino_jax.rewrite.numbers import ValueNumbers

@@ -248,16 +248,15 @@ class SliceAnalysis:
         for i, (each, run) in enumerate(zip(self.piece.ops, self.runs, strict=True)):
             if run is None or len(run.ats) < 2:
                 continue
-            op, column = each.op, run.ats[1 - self.rows.row(i)]
-            assert op.rule is not None
-            for v, layout in zip(op.operands, op.rule.operands, strict=True):
+            column = run.ats[1 - self.rows.row(i)]
+            for v, layout in zip(each.operands, each.rule.operands, strict=True):
                 state, twin = self.states[v], self.twin(v)
                 if isinstance(state, WholeSequence) or not state.is_backward:
                     continue
                 is_same = isinstance(twin, SlicedState) and twin.spans == state.spans
-                if ats_in(op.rule, layout, state) == [column] and not is_same:
+                if ats_in(each.rule, layout, state) == [column] and not is_same:
                     why = "reads, of earlier slices, what the backward pass makes after"
-                    raise self._refused(op, f"{why} it")
+                    raise self._refused(each.op, f"{why} it")
 
 
 def _meeting(op: Op, states: Sequence[State]) -> FactorSpan | None:

@@ -254,8 +254,7 @@ def on_tokens(
       states: of its operands.
       known: bounds of operands that are known before the forward pass.
     """
-    rule, is_pairs, made = each.op.rule, len(ats) > 1, MODEST
-    assert rule is not None
+    rule, is_pairs, made = each.rule, len(ats) > 1, MODEST
     if is_pairs:
         operands = list[Bounds]()
         pairs = zip(rule.operands, each.eqn.invars, states, known, strict=True)
@@ -276,38 +275,24 @@ def on_tokens(
     spans = [tuple(place(rule, to, a) for a in ats) for to in rule.results]
     placed = [tuple(s for s in of if s) for of in spans]
     if all(len(of) == len(ats) for of in placed):
-        results = (SlicedState(of, is_backward, i, made) for of in placed)
-        return SlicedOp(tuple(ats), tuple(results), is_backward)
+        states = [SlicedState(of, is_backward, i, made) for of in placed]
+        return SlicedOp(tuple(ats), tuple(states), is_backward)
     if len({*spans}) > 1:
         return Stuck(NEEDS_ALL, is_pairs)
-    return _reduced(i, each, ats, is_backward, rows, made, spans[0])
-
-
-def _reduced(
-    i: int,
-    each: FlatOp,
-    ats: Sequence[FactorSpan],
-    is_backward: bool,
-    rows: RowDims,
-    made: Bounds,
-    spans: Sequence[AxisSpan | None],
-) -> SlicedOp | Stuck:
-    """Slice a reduction along the tokens: of rows; or of pairs along their rows,
-    columns or both."""
-    rule, traits = each.op.rule, each.op.traits
-    assert rule is not None
+    # A reduction: of rows; or of pairs along their rows, columns or both.
+    traits, (span_of, *_) = each.op.traits, spans
     how = "sum" if traits.kind is OpKind.CONTRACTION else traits.reducer
-    gone = [at for at, span in zip(ats, spans, strict=True) if span is None]
+    gone = [at for at, span in zip(ats, span_of, strict=True) if span is None]
     if not how or any(rule.factors[at.factor].reducer != how for at in gone):
-        return Stuck(NEEDS_ALL, len(ats) > 1)
+        return Stuck(NEEDS_ALL, is_pairs)
     is_chained = traits.kind is OpKind.SCATTER
     if is_chained and any(place(rule, rule.operands[0], at) for at in gone):
         return Stuck("writes tokens at places of the sequence")
-    kept, span = next(((k, s) for k, s in enumerate(spans) if s), (None, None))
+    kept, span = next(((k, s) for k, s in enumerate(span_of) if s), (None, None))
     row = 0
-    if len(ats) > 1 and how in ("sum", "or"):
+    if is_pairs and how in ("sum", "or"):
         row = rows.masked_row(i, made, kept)
-    elif len(ats) > 1:
+    elif is_pairs:
         row = -1 if how != "max" or kept is None or made.high[kept] > LOW else kept
         if row >= 0:
             # Some column up to a row is surely not masked: itself or the first.
@@ -328,7 +313,7 @@ def _reduced(
     result: State = WholeSequence(end_of(is_backward), cause=cause)
     if span is not None:
         result = SlicedState((span,), is_backward, i)
-    results = (result,) * len(rule.results)
+    results = (result,) * len(spans)
     return SlicedOp(tuple(ats), results, is_backward, sums, is_chained)
 
 

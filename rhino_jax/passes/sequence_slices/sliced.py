@@ -207,12 +207,11 @@ class SliceEmitter:
     ) -> list[Any]:
         """Run an equation on a slice; where results of slices are combined, with those
         so far."""
-        rule, operands = self._ops[i].op.rule, range(len(self._ops[i].operands))
-        assert rule is not None
-        args = [self._operand(i, k, run, t) for k in operands]
+        each = self._ops[i]
+        args = [self._operand(i, k, run, t) for k in range(len(each.operands))]
         if run.is_chained and so_far is not None:
             args = [*so_far, *args[1:]]
-        to = [self._located(i, run, t, layout) for layout in rule.results]
+        to = [self._located(i, run, t, layout) for layout in each.rule.results]
         results = self._bind(i, args, to)
         if run.sums is None or so_far is None or run.is_chained:
             return results
@@ -225,9 +224,8 @@ class SliceEmitter:
 
     def _located(self, i: int, run: SlicedOp, t: int, layout: Any) -> list[SpanRange]:
         """Return which tokens of an operand or result an equation has in a slice."""
-        rule, ats = self._ops[i].op.rule, self._ordered(run.ats, i)
-        assert rule is not None
-        spans = [place(rule, layout, at) for at in ats]
+        ats = self._ordered(run.ats, i)
+        spans = [place(self._ops[i].rule, layout, at) for at in ats]
         return [
             (span, *self._range(span, t, k > 0))
             for k, span in enumerate(spans)
@@ -235,9 +233,8 @@ class SliceEmitter:
         ]
 
     def _operand(self, i: int, k: int, run: SlicedOp, t: int) -> Any:
-        op, value = self._ops[i].op, self._ops[i].op.operands[k]
-        state, rule = self.found.states[value], op.rule
-        assert rule is not None
+        value, rule = self._ops[i].operands[k], self._ops[i].rule
+        state = self.found.states[value]
         ranges = self._located(i, run, t, rule.operands[k])
         if isinstance(state, WholeSequence):
             return self._cut(value, ranges, i)

@@ -206,7 +206,8 @@ def traced_back(
         if each not in ends and not wanted.isdisjoint(each.results):
             if (found := makes_along(each)) is not None:
                 made[each] = found
-                wanted |= found.stacks_of(each.operands)
+                pairs = zip(each.operands, found.dims, strict=True)
+                wanted |= {v for v, d in pairs if d == 0}
     return wanted, made
 
 

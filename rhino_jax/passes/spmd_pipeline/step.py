@@ -5,7 +5,7 @@ micro-batched step to the function of one stage."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ from rhino_jax.passes.spmd_pipeline.along import (
 )
 from rhino_jax.passes.spmd_pipeline.body import MicrobatchBody, body_of, layer_loops
 from rhino_jax.passes.spmd_pipeline.run import StageRun
-from rhino_jax.rewrite.flat import FlatOp, FlatProgram, FlatRegion
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 from rhino_jax.rewrite.flatten import flatten
 from rhino_jax.rewrite.retraced import without_captured
 
@@ -161,7 +161,19 @@ def step_of(flat: FlatProgram, body: MicrobatchBody) -> LoopedStep:
     wanted = {v for v, is_stack in read if is_stack}
     while True:
         given, made = traced_back(region, wanted, [body.loop])
-        stacks, stacked = _forth(region, body, given.intersection(region.inputs), made)
+        # All values that are sharded by layers, and ops on them.
+        stacks, stacked = given.intersection(region.inputs), dict[FlatOp, Stacked]()
+        for each in region.ops:
+            if each is body.loop:
+                pairs = zip(each.results, body.sums, strict=False)
+                stacks |= {v for v, s in pairs if body.is_stacked_sum(s)}
+                continue
+            found = made.get(each)
+            if found is None and stacks.intersection(each.operands):
+                found = reads_along(each, stacks)
+            if found is not None:
+                stacked[each] = found
+                stacks |= found.stacks_in(each.results)
         late = {
             region.inputs[of]
             for v, of in zip(region.outputs, state, strict=True)
@@ -175,35 +187,6 @@ def step_of(flat: FlatProgram, body: MicrobatchBody) -> LoopedStep:
         for v, of in zip(region.outputs, state, strict=True)
     )
     return LoopedStep(region, stacks, stacked, body, by_layers)
-
-
-def _forth(
-    region: FlatRegion,
-    body: MicrobatchBody,
-    given: set[int],
-    made: Mapping[FlatOp, Stacked],
-) -> tuple[set[int], dict[FlatOp, Stacked]]:
-    """Return all values that are sharded by layers, and ops on them.
-
-    Args:
-      region: ops of the step.
-      body: of the loop over micro-batches.
-      given: ids of inputs that are sharded.
-      made: ops on values that must be sharded.
-    """
-    stacks, stacked = set(given), dict[FlatOp, Stacked]()
-    for each in region.ops:
-        if each is body.loop:
-            pairs = zip(each.results, body.sums, strict=False)
-            stacks |= {v for v, s in pairs if body.is_stacked_sum(s)}
-            continue
-        found = made.get(each)
-        if found is None and stacks.intersection(each.operands):
-            found = reads_along(each, stacks)
-        if found is not None:
-            stacked[each] = found
-            stacks |= found.stacks_in(each.results)
-    return stacks, stacked
 
 
 def results_on_stage(

@@ -8,8 +8,8 @@ leaves enter the stack and leave it, and nowhere between.
 
 In: a closed jaxpr, its `Program`, and a choice as text, as `{"sizes": [8, 16]}`.
 Out: a closed jaxpr of the same arguments and results.
-Order: `sites` (isomorphic ops), `grown` (ops before and after that join them), `emit`
-(the new program, and the pass).
+Order: `sites` (isomorphic ops), `emit` (ops before and after that join them; the new
+program, and the pass).
 """
 
 from rhino_jax.passes.stacked.emit import PASS

@@ -7,6 +7,6 @@ Out: `step.StagedStep`, tasks of submeshes as functions to be traced;
 Order: `layers` and `stacks` (layer scans split by stage), `apart` (in and
 outside of the loop over micro-batches), `sides` (forward and backward pass), `labels`
 (which op runs where), `split_by_label` (backward scans, and sums), `after` (optimizer),
-`names`, `step` and `staging` (all of these as tasks), `in_slices` (by sequence slices),
+`step` and `staging` (all of these as tasks), `in_slices` (by sequence slices),
 `remat`, `holding` (live values between tasks, host offload), `group`.
 """

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from rhino_jax.ir.congruence import pair_ops, pair_regions
 from rhino_jax.passes.remat.choice import RematChoice
-from rhino_jax.passes.remat.decided import Decided, decide
 from rhino_jax.passes.remat.emit import emit
-from rhino_jax.passes.remat.late import halves_of
-from rhino_jax.passes.remat.residual_stacks import find_stacks
+from rhino_jax.passes.remat.late import find_stacks, halves_of
+from rhino_jax.passes.remat.rerun import Decided, decide
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.group import GroupProgram
 from rhino_jax.passes.staged.sides import Sides
@@ -45,9 +44,6 @@ class StagedRemat:
         """
         texts = {g: text for g, text in enumerate(choices) if text}
         return cls(frozenset(chunks), texts)
-
-    def with_chunks(self, chunks: frozenset[int]) -> StagedRemat:
-        return replace(self, chunks=self.chunks | chunks)
 
     def with_values(self, group: int, choice: str) -> StagedRemat:
         """Return a copy with another choice for a submesh; an empty one removes it."""

@@ -50,7 +50,10 @@ def apart_loops(apart: Apart, labels: Labels) -> Apart:
         if is_back and wanted and region.ops[i].is_scan:
             # Recomputation in a layer under `jax.checkpoint` runs in the first scan
             # alone: the second reads what it needs of it from stacks.
-            body = scan_body(region.ops[i].eqn, _is_call)
+            body = scan_body(
+                region.ops[i].eqn,
+                lambda eqn: eqn.primitive.name in ("jit", "pjit", *REMATS),
+            )
             run_both, second = scan_in_two(region.ops[i], body, wanted)
             if any(body.ops[k].op.traits.is_contraction for k in second):
                 loops[i] = run_both
@@ -70,10 +73,6 @@ def apart_loops(apart: Apart, labels: Labels) -> Apart:
 
     types = [region.avals[v] for v in region.inputs]
     return replace(apart, piece=without_dead_code(traced_on(run, types)))
-
-
-def _is_call(eqn: Any) -> bool:
-    return eqn.primitive.name in ("jit", "pjit", *REMATS)
 
 
 @dataclass(frozen=True, slots=True)

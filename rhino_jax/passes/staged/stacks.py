@@ -123,8 +123,7 @@ def _uniform(op: Op, args: Sequence[Any]) -> frozenset[int]:
 
 def _of_size(x: Uniform, dim: int, size: int) -> Any:
     """Compute a uniform value with another size of one of its dims."""
-    rule = x.item.op.rule
-    assert rule is not None  # see `_uniform`
+    rule = x.item.rule
     (factor,) = rule.results[0][dim]
     given = []
     for arg, layout in zip(x.args, rule.operands, strict=True):

@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.passes.remat.choice import RematChoice
-from rhino_jax.passes.remat.late import Halves, with_late
+from rhino_jax.passes.remat.late import Halves, ResidualStack, with_late
 from rhino_jax.passes.remat.rerun import again
-from rhino_jax.passes.remat.residual_stacks import ResidualStack
 from rhino_jax.passes.staged.holding import may_wait
 from rhino_jax.passes.staged.remat import StagedRemat, in_ids_of_piece
 from rhino_jax.passes.staged.sides import Sides
@@ -359,7 +358,7 @@ class StageRematSearch:
             found = self._values(group, remat, wide) if wide else None
             if found is not None:
                 return found
-            again = remat.with_chunks(frozenset(own))
+            again = replace(remat, chunks=remat.chunks | own)
             return self.planned(self.step_of(again), group, MAX_TRIES), again
 
         tried = Decision(make, (Refused,), lambda planned: (_seconds(planned[0]),))

@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from rhino_jax.ir.program import Op, Program
-from rhino_jax.passes.remat.late import halves_of
+from rhino_jax.passes.remat.late import find_stacks, halves_of
 from rhino_jax.passes.remat.rerun import again
-from rhino_jax.passes.remat.residual_stacks import find_stacks
 from rhino_jax.rewrite.flat import FlatProgram, FlatRegion, may_run_again
 from rhino_jax.rewrite.flatten import flatten
 

@@ -17,7 +17,7 @@ from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.ir.transform import STACKED, chosen
 from rhino_jax.passes.apply import PASSES, apply_passes
 from rhino_jax.passes.program_pass import ChoiceLimits
-from rhino_jax.passes.stacked.grown import find_sites
+from rhino_jax.passes.stacked.emit import find_sites
 from rhino_jax.passes.stacked.sites import StackSite
 from tests.passes.stacked import updates
 

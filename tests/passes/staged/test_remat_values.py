@@ -11,8 +11,7 @@ import pytest
 
 from rhino_jax.frontend.trace import trace
 from rhino_jax.passes.remat.choice import RematChoice
-from rhino_jax.passes.remat.late import halves_of
-from rhino_jax.passes.remat.residual_stacks import find_stacks
+from rhino_jax.passes.remat.late import find_stacks, halves_of
 from rhino_jax.passes.staged.group import group_program
 from rhino_jax.passes.staged.holding import TaskResiduals
 from rhino_jax.passes.staged.remat import StagedRemat, applied, in_ids_of_piece

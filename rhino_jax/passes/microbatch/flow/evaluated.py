@@ -17,7 +17,7 @@ import numpy as np
 
 from rhino_jax.frontend.registry import part_of
 from rhino_jax.ir.axes import AxisSpan, FactorSpan, crossings, locate, place
-from rhino_jax.ir.factor import FactorKind, Rule
+from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.microbatch.flow.ops import Ran
 from rhino_jax.passes.microbatch.flow.states import RowsState, State
@@ -62,10 +62,8 @@ def operands_cut(
     item: FlatOp, spot: FactorSpan
 ) -> Iterator[tuple[int, AxisSpan | None]]:
     """Yield each operand of an op with the dim that holds the batch, or None."""
-    rule: Rule | None = item.op.rule
-    assert rule is not None
-    for value, layout in zip(item.operands, rule.operands, strict=True):
-        yield value, place(rule, layout, spot)
+    for value, layout in zip(item.operands, item.rule.operands, strict=True):
+        yield value, place(item.rule, layout, spot)
 
 
 _ROWS = 8

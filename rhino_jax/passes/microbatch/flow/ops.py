@@ -151,7 +151,9 @@ def _on_partials(item: FlatOp, states: Sequence[State]) -> Ran | Needs | None:
             continue
         rest = [s for i, s in enumerate(states) if i not in at]
         others = [states[i] for i in group if i not in at]
-        fits = all(_is_zero(s) or is_own(s) for s in others)
+        fits = all(
+            isinstance(s, WholeState) and (s.is_zero or s.is_own) for s in others
+        )
         if fits and (reducer == "sum" or set(group) == set(at)):
             if all(s.phase <= phase for s in rest):
                 made = Partial(reducer, phase)
@@ -163,10 +165,6 @@ def _on_partials(item: FlatOp, states: Sequence[State]) -> Ran | Needs | None:
                 return Ran(tuple(uses), (made,) * len(item.results))
             return Needs(tuple(at), f"{what} meets what is known after it")
     return Needs(tuple(at), f"it is not linear in {what}")
-
-
-def _is_zero(state: State) -> bool:
-    return isinstance(state, WholeState) and state.is_zero
 
 
 def _on_whole_batches(
@@ -205,9 +203,8 @@ def _on_whole_batches(
 
 def _on_cuts(item: FlatOp, states: Sequence[State]) -> Ran | Needs:
     """Return how an op with sliced operands runs."""
-    rule = item.op.rule
+    rule = item.rule
     cuts = {i: s for i, s in enumerate(states) if isinstance(s, RowsState)}
-    assert rule is not None
     spots = {i: locate(rule, rule.operands[i], s.span) for i, s in cuts.items()}
     if item.op.manual is not None or item.op.traits.kind is OpKind.KERNEL:
         return Needs(tuple(cuts), "it is not looked into")
@@ -247,8 +244,7 @@ def _at(item: FlatOp, states: Sequence[State], spot: FactorSpan) -> Ran | Needs:
       states: states of its operands.
       spot: position of the batch in the op's factors.
     """
-    rule, phase = item.op.rule, max(s.phase for s in states)
-    assert rule is not None
+    rule, phase = item.rule, max(s.phase for s in states)
     uses: list[State] = []
     for state, layout in zip(states, rule.operands, strict=True):
         want = place(rule, layout, spot)

@@ -240,7 +240,14 @@ def candidates(flat: FlatProgram, least: int = 2) -> list[tuple[int, Inputs]]:
             continue
         made = program.values[item.results[0]].shape
         if len(made) > 1 and made[0] * made[1] == value.shape[0]:
-            is_mapped = _is_mapped(flat, item.results[0])
+            # Scans over the first dim that stack at least as many bytes as the value
+            # has, as those that save residuals do: fewer iterations then save memory.
+            is_mapped = any(
+                sum(program.values[v].bytes for v in scan.call.stacked(scan.results))
+                >= program.values[item.results[0]].bytes
+                for scan in flat.top.ops
+                if scan.is_scan and item.results[0] in scan.call.sliced(scan.operands)
+            )
             for key in (
                 _Key(made[0], 1 if is_mapped else 3, inner=made[1]),
                 _Key(made[1], 2, outer=made[0]),
@@ -272,18 +279,6 @@ class _Key(NamedTuple):
     def state(self, dim: int = 0) -> RowsState:
         """Return the state of an input that holds the batch in a dim."""
         return RowsState(AxisSpan(dim, self.rows, self.outer, self.inner), cheap=0)
-
-
-def _is_mapped(flat: FlatProgram, value: int) -> bool:
-    """Whether scans over the first dim of a value stack at least as many bytes as it
-    has, as those that save residuals do: fewer iterations then save memory."""
-    values = flat.program.values
-    return any(
-        sum(values[v].bytes for v in item.call.stacked(item.results))
-        >= values[value].bytes
-        for item in flat.top.ops
-        if item.is_scan and value in item.call.sliced(item.operands)
-    )
 
 
 def moved(inputs: Inputs, before: FlatProgram, after: Program) -> Inputs:

@@ -16,9 +16,8 @@ import numpy as np
 
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.remat.late import Halves, halves_of
+from rhino_jax.passes.remat.late import Halves, ResidualStack, find_stacks, halves_of
 from rhino_jax.passes.remat.rerun import Rerun, again
-from rhino_jax.passes.remat.residual_stacks import ResidualStack, find_stacks
 from rhino_jax.planner.search.records import LIMITS, SolvedMesh
 from rhino_jax.planner.search.remat.choice import RematQuestion, RematRow, RerunWork
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion, may_run_again
