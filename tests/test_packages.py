@@ -59,7 +59,7 @@ CODE_TOKENS = {
     "model": 25_100,
     "models": 17_300,
     "passes": 99_100,
-    "pipeline": 27_300,
+    "pipeline": 27_200,
     "plan": 19_100,
     "planner": 86_100,
     "recipes": 4_100,

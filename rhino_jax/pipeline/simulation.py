@@ -46,12 +46,6 @@ class Simulation:
         )
 
     @cached_property
-    def transfer_end_s(self) -> tuple[float, ...]:
-        transfers = self.schedule.graph.transfers
-        starts = self.transfer_start_s
-        return tuple(s + t.seconds for s, t in zip(starts, transfers, strict=True))
-
-    @cached_property
     def step_time_s(self) -> float:
         """Seconds from the first start of a task to the last end."""
         return max(self.task_end_s, default=0.0)
@@ -282,7 +276,8 @@ def _tasks(times: Simulation) -> Iterator[Event]:
 def _transfers(times: Simulation, pid: int) -> Iterator[Event]:
     graph = times.schedule.graph
     for i, transfer in enumerate(graph.transfers):
-        start, end = times.transfer_start_s[i] * _US, times.transfer_end_s[i] * _US
+        start = times.transfer_start_s[i] * _US
+        end = (times.transfer_start_s[i] + transfer.seconds) * _US
         source = graph.tasks[transfer.source]
         # A fetch is labelled by its reader, others by their source.
         is_own = graph.receiver(transfer) == source.group and not transfer.is_to_host

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from rhino_jax.errors import DeadlockError, ScheduleError, ScheduleMemoryError
@@ -79,16 +79,11 @@ def deadlock(schedule: Schedule, ended: Sequence[bool]) -> DeadlockError:
     graph, path = schedule.graph, list[int]()
     previous = {b: a for order in schedule.orders for a, b in pairwise(order)}
 
-    def waits_for(task: int) -> Iterator[int]:
-        """Yield the tasks that must end, or start, before a task can start."""
-        yield from graph.sources(task)
-        if task in previous:
-            yield previous[task]
-
     task = ended.index(False)
     while task not in path:
         path.append(task)
-        held = (t for t in waits_for(task) if t != task and not ended[t])
+        before = *graph.sources(task), previous.get(task, task)
+        held = (t for t in before if t != task and not ended[t])
         task = next(held, path[0])
     circle = path[path.index(task) :][::-1]
     return DeadlockError(

@@ -57,9 +57,18 @@ def slice_sequence(
     Raises:
       ScheduleError: sequences have fewer units than `count`.
     """
-    costs = _by_ends(times_s)
+    # Seconds of a slice by its first unit and its end.
+    size = len(times_s)
+    start, end = np.indices((size, size))
+    costs = times_s[start, np.maximum(end - start, 0)].astype(float)
+    costs[end <= start] = np.inf
+    # The longest slice up to every end, of the slices in which it is shortest.
+    least = np.full(size, np.inf)
+    least[0] = -np.inf
+    for at in range(1, size):
+        least[at] = np.maximum(least[:at], costs[:at, at]).min()
     best: SequenceSlices | None = None
-    limit, shortest = np.inf, _least_longest(costs)
+    limit, shortest = np.inf, float(least[-1])
     while (found := _shortest_path(costs, limit, count)) is not None:
         lengths, seconds = found
         ends = np.cumsum(lengths)
@@ -73,32 +82,13 @@ def slice_sequence(
             break
         limit = np.nextafter(longest, -np.inf)
     if best is None:
-        units = len(times_s) - 1
         raise ScheduleError(
             f"sequences are too short for {count} slices.",
             where="`schedule=`",
-            numbers=f"{units} units, of which slices are made",
+            numbers=f"{size - 1} units, of which slices are made",
             fix="take fewer slices.",
         )
     return best
-
-
-def _by_ends(times_s: np.ndarray) -> np.ndarray:
-    """Reindex [units before, units in slice] to [first unit, end]; ∞ for no slice."""
-    units = len(times_s) - 1
-    start, end = np.indices((units + 1, units + 1))
-    costs = times_s[start, np.maximum(end - start, 0)].astype(float)
-    costs[end <= start] = np.inf
-    return costs
-
-
-def _least_longest(costs: np.ndarray) -> float:
-    """Return the smallest possible time of the longest slice."""
-    best = np.full(len(costs), np.inf)
-    best[0] = -np.inf
-    for end in range(1, len(costs)):
-        best[end] = np.maximum(best[:end], costs[:end, end]).min()
-    return float(best[-1])
 
 
 def _shortest_path(

@@ -78,13 +78,6 @@ class CutArrays:
     pins: np.ndarray
     chains: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
-    @property
-    def linked(self) -> np.ndarray:
-        """Boolean array, [n]: the ops that are in chains."""
-        found = np.zeros(self.count, bool)
-        found[[op for chain in self.chains for link in chain for op in link]] = True
-        return found
-
     @cached_property
     def ends(self) -> tuple[list[list[int]], list[list[int]]]:
         """By op the values that it computes, and those that it reads."""
@@ -100,7 +93,8 @@ class CutArrays:
     def is_movable(self) -> np.ndarray:
         """Boolean array, [n]: ops that share no parameter and are neither pinned nor in
         chains."""
-        found = (self.pins < 0) & ~self.linked
+        found = self.pins < 0
+        found[[op for chain in self.chains for link in chain for op in link]] = False
         found[[op for readers in self.shared for op in readers]] = False
         return found
 

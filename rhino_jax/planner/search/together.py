@@ -262,9 +262,8 @@ class Joint:
     def starts(self) -> list[Labels]:
         """Return the recipes that all programs have as joint labels; the first program
         decides the shared arrays."""
-        names = [n for n, x in self.mesh_problem[0].recipes.items() if x is not None]
         found = []
-        for name in names:
+        for name in self.mesh_problem[0].recipes:
             every = [d.recipes.get(name) for d in self.mesh_problem]
             known = [x for x in every if x is not None]
             if len(known) == len(every):

@@ -104,7 +104,9 @@ class Stacks:
                 continue
             key = ValueKey(ValueKind.INPUT, i)
             sharding = self.programs[self.step.home[i]].shardings[key]
-            part = self._part_of(x, end.part)
+            # A remembered part of a result of an earlier step.
+            of, parts = self._made.get(id(x), (None, {}))
+            part = parts.get(end.part) if of is not None and of() is x else None
             if part is not None and part.sharding == sharding:
                 found.append(part)
                 continue
@@ -146,11 +148,6 @@ class Stacks:
         at = id(whole)
         dropped = weakref.ref(whole, lambda _: self._made.pop(at, None))
         self._made[at] = dropped, parts
-
-    def _part_of(self, whole: Any, part: int) -> Any:
-        """Return a remembered part of a result of an earlier step, or None."""
-        of, parts = self._made.get(id(whole), (None, {}))
-        return parts.get(part) if of is not None and of() is whole else None
 
 
 def unstacked_of(traced: Traced, plan: PlanData) -> Unstacked:
