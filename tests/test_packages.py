@@ -51,7 +51,7 @@ CODE_TOKENS = {
     "commands": 7_600,
     "contest": 2_300,
     "cost": 5_200,
-    "explain": 34_400,
+    "explain": 34_300,
     "export": 12_400,
     "frontend": 69_500,
     "hardware": 12_100,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rhino_jax.errors import PlanFileError
@@ -143,6 +143,12 @@ def diff(a: PlanData, b: PlanData, *, worth: bool = True) -> PlanDiff:
     changes = sorted(
         inputs + outputs, key=lambda c: -max(c.bytes_before, c.bytes_after)
     )
+    before, after = traffic_of(a.collectives), traffic_of(b.collectives)
+    traffic = [
+        TrafficChange(*line, before.get(line, Traffic()), after.get(line, Traffic()))
+        for line in {**after, **before}
+    ]
+    traffic.sort(key=lambda c: -max(c.before.seconds, c.after.seconds))
     found = PlanDiff(
         programs=(a.program_name, b.program_name),
         has_same_fingerprint=a.fingerprint == b.fingerprint,
@@ -153,7 +159,7 @@ def diff(a: PlanData, b: PlanData, *, worth: bool = True) -> PlanDiff:
         hardware=(a.hardware, b.hardware),
         predicted=(a.predicted, b.predicted),
         specs=tuple(changes),
-        traffic=_traffic_changes(traffic_of(a.collectives), traffic_of(b.collectives)),
+        traffic=tuple(c for c in traffic if c.before != c.after),
         unchanged=same_inputs + same_outputs,
         values=_values_changed(a, b),
         chosen=(_chosen(a), _chosen(b)),
@@ -217,23 +223,6 @@ def _spec_changes(
         bytes_b = leaf_b.bytes_per_device if leaf_b else 0
         changes.append(SpecChange(side, path, text_a, text_b, bytes_a, bytes_b))
     return changes, same
-
-
-def _traffic_changes(
-    before: Mapping[tuple[str, tuple[str, ...]], Traffic],
-    after: Mapping[tuple[str, tuple[str, ...]], Traffic],
-) -> tuple[TrafficChange, ...]:
-    changes = [
-        TrafficChange(kind, axes, before.get((kind, axes), Traffic()), new)
-        for (kind, axes), new in after.items()
-    ]
-    changes += [
-        TrafficChange(kind, axes, old, Traffic())
-        for (kind, axes), old in before.items()
-        if (kind, axes) not in after
-    ]
-    changes = [c for c in changes if c.before != c.after]
-    return tuple(sorted(changes, key=lambda c: -max(c.before.seconds, c.after.seconds)))
 
 
 def _sections(diff: PlanDiff) -> tuple[Section, ...]:

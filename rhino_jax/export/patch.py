@@ -126,7 +126,9 @@ def _edited(
         written = written_around(file, c.span)
         if written is not None and c.forward:
             # Replace the spec of the user's own constraint by the plan's.
-            begin, end = _bytes_of(written, starts)
+            assert written.end_lineno is not None and written.end_col_offset is not None
+            begin = starts[written.lineno - 1] + written.col_offset
+            end = starts[written.end_lineno - 1] + written.end_col_offset
             said = words.layout(c, c.forward[-1])
             if ast.unparse(written) != ast.unparse(ast.parse(said, mode="eval").body):
                 events.append(((begin, 1, -end), said.encode()))
@@ -140,12 +142,6 @@ def _edited(
         pieces += [source[last:at], text]
         last = dropped.get(at, at)
     return (b"".join([*pieces, source[last:]])).decode().splitlines(keepends=True)
-
-
-def _bytes_of(node: ast.expr, starts: Sequence[int]) -> tuple[int, int]:
-    assert node.end_lineno is not None and node.end_col_offset is not None
-    begin = starts[node.lineno - 1] + node.col_offset
-    return begin, starts[node.end_lineno - 1] + node.end_col_offset
 
 
 def _with_function(lines: list[str], words: Words) -> list[str]:

@@ -35,7 +35,9 @@ def check_fits(
     """
     differences = _mesh_differences(plan.mesh_axes, mesh_axes)
     is_other = fingerprint != plan.fingerprint
-    change = _first_change(plan, program) if is_other else ""
+    change = ""
+    if is_other and program is not None:
+        change = first_change(outline_of(plan), outline(program))
     if is_other:
         differences += _program_differences(plan, program)
     if is_other and not (differences or change):
@@ -72,12 +74,6 @@ def _mesh_differences(
         if name in new and old[name] != new[name]
     ]
     return out or ["the axes are in another order"]
-
-
-def _first_change(plan: PlanData, program: Program | None) -> str:
-    if program is None:
-        return ""
-    return first_change(outline_of(plan), outline(program))
 
 
 def _program_differences(plan: PlanData, program: Program | None) -> list[str]:

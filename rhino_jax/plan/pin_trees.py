@@ -107,7 +107,8 @@ def expand_pins(pins: Any, traced: Any) -> dict[str, Any]:
         return _of_arguments(pins, tree, paths)
     found: dict[str, Any] = {}
     for key, value in pins.items():
-        if is_spec(value) or _is_leaf_of_jax(value):
+        is_leaf = value is not None and jax.tree_util.all_leaves([value])
+        if is_spec(value) or is_leaf:
             found[key] = value
             continue
         below, _ = tree_flatten_with_path(value, is_leaf=_is_pin)
@@ -193,11 +194,6 @@ def _of_prefix(
 
 def _is_pin(x: Any) -> bool:
     return x is None or is_spec(x)
-
-
-def _is_leaf_of_jax(x: Any) -> bool:
-    """Whether `x` is a leaf to JAX: it must then be a spec, and is checked later."""
-    return x is not None and jax.tree_util.all_leaves([x])
 
 
 def check_devices(pins: Mapping[str, Any], mesh: Any) -> None:

@@ -79,7 +79,10 @@ class Sweep(Displayed):
         front: list[Point] = []
         for point in fitting:
             # Points are sorted: no later one dominates an earlier one.
-            if not any(_is_as_good(kept, point) for kept in front):
+            if not any(
+                all(x <= y for x, y in zip(kept.worth, point.worth, strict=True))
+                for kept in front
+            ):
                 front.append(point)
         return tuple(front)
 
@@ -124,10 +127,6 @@ def best_of(points: Sequence[Point]) -> Point | None:
     """Return the fastest point that fits; None if none does."""
     fitting = [p for p in points if p.fits]
     return min(fitting, key=lambda p: p.worth) if fitting else None
-
-
-def _is_as_good(a: Point, b: Point) -> bool:
-    return all(x <= y for x, y in zip(a.worth, b.worth, strict=True))
 
 
 def _sections(sweep: Sweep, full: bool) -> tuple[Section, ...]:

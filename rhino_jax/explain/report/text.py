@@ -61,7 +61,8 @@ def _table_lines(table: Table) -> list[str]:
     sentences = [""] * len(cells)
     if table.below is not None:
         sentences = [row[table.below] for row in cells]
-        cells = [_without(row, table.below) for row in cells]
+        at = table.below
+        cells = [(*row[:at], "", *row[at + 1 :]) for row in cells]
     lines = []
     for i, (row, sentence) in enumerate(
         zip(_fitted(cells, table), sentences, strict=True)
@@ -122,11 +123,6 @@ def _row_lines(row: Sequence[str], widths: Sequence[int], align: str) -> list[st
 
 _BELOW = "      "
 """Indentation of a sentence that stands below its row."""
-
-
-def _without(row: tuple[str, ...], column: int) -> tuple[str, ...]:
-    """Return the row with an empty column, which then takes no width."""
-    return (*row[:column], "", *row[column + 1 :])
 
 
 def display_width(text: str) -> int:

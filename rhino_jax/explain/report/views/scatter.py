@@ -61,7 +61,10 @@ def scatter(dots: Sequence[Dot], x: PlotAxis, y: PlotAxis, *, marks: str) -> str
     dots = [d for d in dots if 0 < d.x < math.inf and 0 < d.y < math.inf]
     if len(dots) < 2:
         return ""
-    hues = _hues(sorted({d.kind for d in dots}))
+    kinds = sorted({d.kind for d in dots})
+    hues = {kind: 360 * i // len(kinds) for i, kind in enumerate(kinds)}
+    if len(kinds) <= len(HUES):
+        hues = dict(zip(kinds, HUES, strict=False))
     across, up = _Scale.of([d.x for d in dots]), _Scale.of([d.y for d in dots])
     # Highlighted points are drawn above the others.
     drawn = [
@@ -83,13 +86,6 @@ def scatter(dots: Sequence[Dot], x: PlotAxis, y: PlotAxis, *, marks: str) -> str
         f'<div class="ticks" style="margin-left:6em;position:relative;height:1.6em">'
         f"{_ticks(across, x, _ACROSS)}</div>{legend(keys)}{ring}</div>"
     )
-
-
-def _hues(kinds: Sequence[str]) -> dict[str, int]:
-    """Return a hue for each category; for many categories evenly spaced ones."""
-    if len(kinds) <= len(HUES):
-        return dict(zip(kinds, HUES, strict=False))
-    return {kind: 360 * i // len(kinds) for i, kind in enumerate(kinds)}
 
 
 @dataclass(frozen=True, slots=True)
