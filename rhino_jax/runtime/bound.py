@@ -233,7 +233,7 @@ class Bound(Generic[AnyPlan]):
 
     def _run(self, arguments: Arguments, compiled: Any) -> Any:
         if not self.executable.is_runnable:
-            raise not_runnable(self.plan, self.mesh)
+            raise not_runnable(self.plan)
         self.storage.check(arguments.arrays)
         # On several devices of the CPU backend a deleted buffer ends the process.
         self._donations.check_alive(arguments.arrays)

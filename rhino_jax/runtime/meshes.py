@@ -125,7 +125,7 @@ def can_run(mesh: Any) -> bool:
     return isinstance(mesh, Mesh) and not is_compile_only(mesh.devices.flat[0])
 
 
-def not_runnable(plan: PlanData, mesh: Any) -> MeshError:
+def not_runnable(plan: PlanData) -> MeshError:
     """Return the error of a call on a mesh that has no devices to run on."""
     needed = math.prod(size for _, size in plan.mesh_axes)
     have = len(jax.devices())

@@ -374,7 +374,7 @@ def _runnable(plan: PlanData, what: str) -> PlanData:
     """
     placed = with_some_mesh(plan, what)
     if not can_run(placed.mesh):
-        raise not_runnable(placed, placed.mesh)
+        raise not_runnable(placed)
     return placed
 
 

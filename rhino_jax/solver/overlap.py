@@ -218,7 +218,7 @@ class Overlap:
         )
 
 
-def descend(overlap: Overlap, start: Labels, rounds: int = MOVES.most_passes) -> Labels:
+def descend(overlap: Overlap, start: Labels) -> Labels:
     """Move single nodes to the option with the smallest T, within the memory limit.
 
     Between two weights there are assignments that are optimal at no weight.
@@ -238,7 +238,7 @@ def descend(overlap: Overlap, start: Labels, rounds: int = MOVES.most_passes) ->
     def step_s(parts: np.ndarray) -> np.ndarray:
         return parts[0] - np.minimum(parts[1], share * parts[2])
 
-    for _ in range(rounds):
+    for _ in range(MOVES.most_passes):
         moved = False
         chosen = first[:-1] + labels
         every = np.stack(

@@ -41,9 +41,7 @@ class Filled:
         )
 
 
-def repair(
-    moves: Moves, labels: np.ndarray, max_switches: int = MOVES.most_switches
-) -> np.ndarray | None:
+def repair(moves: Moves, labels: np.ndarray) -> np.ndarray | None:
     """Return an assignment within the limit, near `labels`; None if none was found.
 
     Repeatedly makes the switch with the least cost per memory freed at the fullest
@@ -52,7 +50,7 @@ def repair(
     memory = moves.memory
     filled = Filled(memory, labels)
     nodes = np.repeat(np.arange(len(labels)), np.diff(memory.first))
-    for _ in range(max_switches):
+    for _ in range(MOVES.most_switches):
         time = int(filled.over.argmax()) if len(filled.over) else 0
         if not len(filled.over) or filled.over[time] <= 0:
             return filled.labels
@@ -72,14 +70,12 @@ def repair(
     return None
 
 
-def improve(
-    moves: Moves, labels: np.ndarray, max_rounds: int = MOVES.most_rounds
-) -> np.ndarray:
+def improve(moves: Moves, labels: np.ndarray) -> np.ndarray:
     """Switch single nodes of an assignment that fits to better options that fit."""
     memory = moves.memory
     filled = Filled(memory, labels)
     nodes = np.repeat(np.arange(len(labels)), np.diff(memory.first))
-    for _ in range(max_rounds):
+    for _ in range(MOVES.most_rounds):
         totals = moves.totals(moves.costs, filled.labels)
         gains = totals[memory.first[:-1] + filled.labels][nodes] - totals
         better = np.flatnonzero(gains > 0)
