@@ -1,6 +1,7 @@
 """Methods: the ways to shard a workload that a benchmark compares, by name.
 
-dp, zero1, fsdp, megatron, megatron+sp, megatron+fsdp, megatron+fsdp+sp
+dp, zero1, fsdp, megatron, megatron+sp, megatron+fsdp, megatron+fsdp+sp, experts,
+fsdp+experts, megatron+experts
     a recipe at its best: rhino's cheapest plan within it, every value annotated
 fsdp@matmul
     the same plan of a recipe, with annotations only at the inputs and outputs of

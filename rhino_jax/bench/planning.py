@@ -21,10 +21,12 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.models.workload import Workload
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.cuts import best_cut
+from rhino_jax.planner.experts import in_parts
 from rhino_jax.planner.search.driver import (
     find,
     make_candidates,
     make_recipe_plans,
+    plans_of_recipes,
 )
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.records import PlanCandidate, Request
@@ -176,9 +178,10 @@ class Planner:
         for method in methods:
             if method.density not in by_density:
                 request = replace(self._request("best"), density=method.density)
-                by_density[method.density] = make_recipe_plans(
-                    program, mesh, self.target, request
-                )
+                plans = make_recipe_plans(program, mesh, self.target, request)
+                for own, problem in in_parts(self._search(request, mesh)):
+                    plans |= plans_of_recipes(problem, self.target, own.request)
+                by_density[method.density] = plans
             plans = by_density[method.density]
             plan = plans.get(method.plan)
             if plan is None:
@@ -206,17 +209,10 @@ class Planner:
 
     def _cut_in_time(self) -> PlanData:
         """Return the plan with micro-batches and remat chosen, as `rhino.plan` does."""
-        search = Search(
-            self.traced,
-            None,
-            list(self.meshes),
-            self.target,
-            self._request("best"),
-            {},
-            0,
-            _WHAT,
-        )
-        return best_cut(search)
+        return best_cut(self._search(self._request("best"), *self.meshes))
+
+    def _search(self, request: Request, *meshes: MeshAxes) -> Search:
+        return Search(self.traced, None, [*meshes], self.target, request, {}, 0, _WHAT)
 
     def _least_bytes(self, mesh: MeshAxes) -> float:
         """Return the lowest peak memory found for any plan on a mesh, in bytes."""
@@ -254,4 +250,4 @@ def _none(
 def _why_not(method: ShardingMethod, plans: Mapping[str, PlanData | None]) -> str:
     if method.plan in plans:
         return f"the program has nothing that {method.plan} could cut."
-    return f"{method.plan} needs a mesh of more axes."
+    return f"{method.plan} needs a mesh of more axes, or experts."

@@ -41,10 +41,10 @@ from rhino_jax.passes.staged.step import ValueKey, ValueKind
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.resolved_pins import ValuePin
 from rhino_jax.plan.stages import STAGE_AXIS
+from rhino_jax.planner.experts import in_parts
 from rhino_jax.planner.origin import PlanOrigin
-from rhino_jax.planner.search.folding import solved_by
+from rhino_jax.planner.search.folding import solved_by, with_recipes
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.search.passes import RECIPES
 from rhino_jax.planner.search.read_back.assemble import assemble
 from rhino_jax.planner.search.records import MeshProblem, Request
 from rhino_jax.planner.staging.fitted import Laid, SolvedStages
@@ -123,23 +123,29 @@ def recipe(plan: PlanData, name: str) -> PlanData:
             * plan.is_one_program,
         )
     solved = origin.solved_for(plan)
-    search = _now(solved.recipes.search)
-    found = plan_of_recipe(solved.recipes.found, search.request, name)
-    return origin.finished(search.told(found), plan, origin.plan_options, None)
+    search, found = _now(solved.recipes.search), solved.recipes.found
+    problem = found.best.mesh_problem
+    for own in in_parts(search.quiet(found.mesh_axes), name):
+        search, problem = own
+    return origin.finished(
+        search.told(plan_of_recipe(problem, search.request, name)),
+        plan,
+        origin.plan_options,
+        None,
+    )
 
 
-def plan_of_recipe(found: SearchResult, request: Request, name: str) -> PlanData:
+def plan_of_recipe(problem: MeshProblem, request: Request, name: str) -> PlanData:
     """Return an expert's recipe as a plan on the searched mesh, whether it fits or not.
 
     Args:
-      found: the search result of the plan's mesh.
+      problem: the problem of the plan's mesh.
       request: options of the search.
       name: name of the recipe.
 
     Raises:
       RhinoError: there is no such recipe, or the program does not allow it.
     """
-    problem = found.best.mesh_problem
     known = [r.name for r in recipes_for(problem.model.mesh)]
     if name not in known:
         raise RhinoError(
@@ -152,7 +158,7 @@ def plan_of_recipe(found: SearchResult, request: Request, name: str) -> PlanData
             else "plan for several devices.",
         )
     problem = _with_recipe(problem, request, name)
-    labels = problem.recipes[name]
+    labels = problem.recipes.get(name)
     if labels is None:
         raise RhinoError(
             f"`plan.recipe`: the program has nothing that {name!r} could shard.",
@@ -163,7 +169,8 @@ def plan_of_recipe(found: SearchResult, request: Request, name: str) -> PlanData
         )
     solved = solved_by(problem, labels)
     solution = solved.solution
-    plan = assemble(found.target, request, solved, found.started, ())
+    builder = problem.model.builder
+    plan = assemble(builder.target, request, solved, time.monotonic(), ())
     # The bound is that of the search; nothing was proved about the recipe.
     note = f"this is the recipe {name!r} at its best, not the best plan."
     if solution.peak > request.memory_budget_bytes:
@@ -177,11 +184,11 @@ def plan_of_recipe(found: SearchResult, request: Request, name: str) -> PlanData
 
 def _with_recipe(problem: MeshProblem, request: Request, name: str) -> MeshProblem:
     """Return the problem with the recipe's solution; solve it only if it is missing."""
-    if problem.recipes.get(name) is not None:
+    if name in problem.recipes:
         return problem
     every = [r for r in recipes_for(problem.model.mesh) if r.name == name]
     effort = replace(RECIPE_EFFORTS[request.level], deadline=request.deadline)
-    return RECIPES.run(request.watch, problem, effort, every=every)
+    return with_recipes(problem, effort, every=every)
 
 
 def _now(search: Search) -> Search:

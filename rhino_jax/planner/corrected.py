@@ -30,6 +30,7 @@ from rhino_jax.model.build import sharding_of
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import CUT_BY_CLOCK
 from rhino_jax.planner.decision import noted
+from rhino_jax.planner.experts import all_recipes
 from rhino_jax.planner.search.found import SearchResult, repriced
 from rhino_jax.planner.search.records import PlanCandidate
 from rhino_jax.planner.variant_search import Search, Solved, VariantCandidate
@@ -144,7 +145,7 @@ def corrected_plan(search: Search, plan_by: Callable[[Search], PlanData]) -> Pla
             plan,
             **{name: getattr(made, name) for name in (*changed, "stages")},
             lines={**plan.lines, **made.lines},
-            recipes=after.recipes.found.recipes(),
+            recipes=all_recipes(after.recipes),
             origin=after,
         )
     step = format_seconds(plan.predicted.step_time_s)

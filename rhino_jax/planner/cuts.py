@@ -51,6 +51,7 @@ from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
 from rhino_jax.planner.decision import AUTO, noted
+from rhino_jax.planner.experts import all_recipes
 from rhino_jax.planner.least_memory import LeastMemory, error_of
 from rhino_jax.planner.notes import notes_of_microbatches
 from rhino_jax.planner.search.found import SearchResult
@@ -308,7 +309,7 @@ def _best_cut(search: Search) -> PlanData:
             searches.append(written)
         plan = min((s.plan() for s in searches), key=_compiled_s)
     else:
-        plan = replace(own.search.plan(own.found), recipes=recipes.found.recipes())
+        plan = replace(own.search.plan(own.found), recipes=all_recipes(recipes))
         plan = replace(plan, origin=Solved(own, recipes).alone())
     # Variants are planned on the mesh of the first plan, where that fits.
     meshes = plan.meshes or first.found.compared

@@ -10,6 +10,7 @@ import numpy as np
 from rhino_jax.analysis.dim_classes import DimClasses, Element
 from rhino_jax.analysis.graph import Node, NodeKind
 from rhino_jax.analysis.roles import Roles
+from rhino_jax.ir.factor import Layout, Rule
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.build import MeshModel
 from rhino_jax.model.strategies import Strategy
@@ -33,6 +34,7 @@ class RecipeBook:
       model: the search model.
       dim_classes, roles: classes of its dims, and roles of its dims and inputs.
       inner: dim classes that model axes shard, found by walking the matmuls.
+      experts: dim classes of the experts of mixtures.
       views: [nodes], the properties of a node that recipes depend on; equal views are
         one object.
     """
@@ -41,6 +43,7 @@ class RecipeBook:
     dim_classes: DimClasses
     roles: Roles
     inner: frozenset[Element]
+    experts: frozenset[Element]
     views: list[NodeView]
     _axes: dict[tuple[int, bool], AxisPlaces] = field(default_factory=dict)
     _kinds: dict[tuple[int, int], NodeClass] = field(default_factory=dict)
@@ -49,10 +52,12 @@ class RecipeBook:
     @classmethod
     def of(cls, model: MeshModel) -> RecipeBook:
         dim_classes, roles = model.analysis.dim_classes, model.analysis.roles
-        inner = _inner_dim_classes(model, dim_classes, roles)
+        experts = _expert_dim_classes(model, dim_classes, roles)
+        inner = _inner_dim_classes(model, dim_classes, roles, experts)
         role_of = {
             **dict.fromkeys(roles.sequence, Role.SEQUENCE),
             **dict.fromkeys(inner, Role.INNER),
+            **dict.fromkeys(experts, Role.EXPERT),
             **dict.fromkeys(roles.batch, Role.BATCH),
         }
         of_class = np.full(len(dim_classes.names), Role.OTHER, dtype=np.uint8)
@@ -60,13 +65,14 @@ class RecipeBook:
         every = of_class[dim_classes.names].tobytes()
         stored = _stored(model, roles)
         views = _Views(dim_classes, roles, every, stored)
-        return cls(
-            model, dim_classes, roles, inner, [*map(views.of, model.graph.nodes)]
-        )
+        nodes = [*map(views.of, model.graph.nodes)]
+        return cls(model, dim_classes, roles, inner, experts, nodes)
 
     def allows(self, recipe: Recipe) -> bool:
         """Whether the recipe is applicable to this model."""
-        if not self.roles.batch or (recipe.model and not self.inner):
+        if not self.roles.batch or (recipe.experts and not self.experts):
+            return False
+        if recipe.model and not self.inner | self.experts:
             return False
         if recipe.shards_sequence and not self.roles.sequence:
             return False
@@ -167,7 +173,20 @@ class _Views:
                 tuple(cut[dim[0]] if dim else Role.OTHER for dim in layout)
                 for layout in op.rule.results
             )
-            view = self._share(NodeView(cut, results, True, not is_light, False, False))
+            is_grouped = node.is_matmul and any(
+                cut[f] is Role.EXPERT for f in _batch_factors(op.rule)
+            )
+            view = self._share(
+                NodeView(
+                    cut,
+                    results,
+                    is_op=True,
+                    is_heavy=not is_light,
+                    is_data=False,
+                    is_param=False,
+                    is_grouped=is_grouped,
+                )
+            )
             self._of_ops[key] = view
         return view
 
@@ -214,14 +233,60 @@ def _stored(model: MeshModel, roles: Roles) -> frozenset[int]:
     return frozenset(found)
 
 
-def _inner_dim_classes(
+def _expert_dim_classes(
     model: MeshModel, dim_classes: DimClasses, roles: Roles
+) -> frozenset[Element]:
+    """Return the dim classes of experts: each has a matrix for its tokens, and results
+    of all are added up, or their scores.
+
+    The first are batch dims of products of data with weights: of dispatched tokens, or
+    of groups in parts. Heads may be, too, but only weights contract these.
+    """
+    graph, is_active = model.graph, set[int]()
+    grouped, added = set[Element](), set[Element]()
+    for node in graph.run_order:
+        active = {
+            e.operand for e in graph.incoming[node.id] if e.source.node in is_active
+        }
+        if active or (node.kind is NodeKind.INPUT and node.slot in roles.data):
+            is_active.add(node.id)
+        op = node.op
+        if node.kind is not NodeKind.OP or op is None or op.rule is None:
+            continue
+        names = dim_classes.factors(node)
+        if node.is_matmul and len({0, 1} & active) == 1:
+            grouped |= {names[f] for f in _batch_factors(op.rule)}
+        elif active and (node.is_matmul or op.traits.kind is OpKind.REDUCTION):
+            every, made = _factors(op.rule.operands), _factors(op.rule.results)
+            added |= {names[f] for f in every - made}
+    return frozenset(grouped & added) - roles.batch
+
+
+def _batch_factors(rule: Rule) -> set[int]:
+    """Return the factors that both operands of a product and its result have."""
+    if len(rule.operands) < 2:
+        return set()
+    first, second, made = map(
+        _factors, (*([x] for x in rule.operands[:2]), rule.results)
+    )
+    return first & second & made
+
+
+def _factors(layouts: Sequence[Layout]) -> set[int]:
+    return {f for layout in layouts for dim in layout for f in dim}
+
+
+def _inner_dim_classes(
+    model: MeshModel,
+    dim_classes: DimClasses,
+    roles: Roles,
+    experts: frozenset[Element],
 ) -> frozenset[Element]:
     """Return the dim classes that model axes shard, by walking the matmuls.
 
     A weight whose contracted class is already sharded is sharded by rows. Otherwise its
     largest free class that no other claims is sharded by columns, and its contracted
-    class is not.
+    class is not. Experts are left out.
     """
     graph, sizes = model.graph, [n for n in model.mesh.sizes if n > 1]
     smallest = sizes[-1] if sizes else 1
@@ -257,7 +322,7 @@ def _inner_dim_classes(
                 if d in free
                 and d is not None
                 and d not in whole
-                and d not in roles.sequence
+                and d not in roles.sequence | experts
                 and shape[i] % smallest == 0
             ]
             if any(d in inner for _, _, d in claimed) or not claimed:

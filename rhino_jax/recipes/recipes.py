@@ -80,7 +80,9 @@ class Recipe:
     Attributes:
       name: name that users know.
       data: mesh axes that shard the batch.
-      model: mesh axes that shard heads, hidden widths, experts, vocabulary.
+      model: mesh axes that shard heads, hidden widths, vocabulary, and experts where
+        no others do.
+      experts: mesh axes among `data` that shard experts in products of their tokens.
       shards_params: whether data axes also shard stored parameters (ZeRO-3, FSDP),
         which loops read as stored, and gather where they use them.
       shards_state: whether data axes also shard optimizer state (ZeRO-1).
@@ -91,6 +93,7 @@ class Recipe:
     name: str
     data: tuple[int, ...]
     model: tuple[int, ...] = ()
+    experts: tuple[int, ...] = ()
     shards_params: bool = False
     shards_state: bool = False
     shards_sequence: bool = False
@@ -102,7 +105,7 @@ def plain_recipes(mesh: LaidMesh) -> tuple[Recipe, ...]:
     return tuple(
         replace(r, is_plain=True)
         for r in recipes_for(mesh)
-        if not r.model and not r.shards_sequence
+        if not r.model and not r.experts and not r.shards_sequence
     )
 
 
@@ -118,12 +121,16 @@ def recipes_for(mesh: LaidMesh) -> tuple[Recipe, ...]:
     for expert in EXPERTS:
         model = every[-1:] if expert.has_model_axis else ()
         data = every[: len(every) - len(model)]
-        if data or not expert.needs_data_axis:
+        experts = data[int(expert.needs_data_axis) :] if expert.has_expert_axis else ()
+        if experts or (
+            not expert.has_expert_axis and (data or not expert.needs_data_axis)
+        ):
             found.append(
                 Recipe(
                     expert.name,
                     data,
                     model,
+                    experts,
                     shards_params=expert.shards_params,
                     shards_state=expert.shards_state,
                     shards_sequence=expert.shards_sequence,
@@ -138,8 +145,9 @@ class Role(enum.IntEnum):
     BATCH = 0
     SEQUENCE = 1
     INNER = 2
-    OTHER = 3
-    NONE = 4
+    EXPERT = 3
+    OTHER = 4
+    NONE = 5
     """Role of an axis that shards no dim."""
 
 
@@ -156,6 +164,7 @@ class NodeView:
         state.
       is_state: whether it is an input that is optimizer state.
       is_stored: whether it is a parameter, perhaps cast, as a loop reads it.
+      is_grouped: whether it is a product of each expert's tokens with its matrix.
     """
 
     cut: tuple[Role, ...]
@@ -166,6 +175,7 @@ class NodeView:
     is_param: bool
     is_state: bool = False
     is_stored: bool = False
+    is_grouped: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,7 +220,8 @@ class Kinds:
       looks: [strategies, 3], whether the node is heavy, has a batch dim, and is a
         parameter.
       is_batched: for every result, [strategies]: whether it has a batch dim.
-      is_data, is_param, is_state, is_stored: [strategies], as in `NodeView`.
+      is_data, is_param, is_state, is_stored, is_grouped: [strategies], as in
+        `NodeView`.
       is_one_dim: as in `NodeClass`.
     """
 
@@ -223,6 +234,7 @@ class Kinds:
     is_param: np.ndarray
     is_state: np.ndarray
     is_stored: np.ndarray
+    is_grouped: np.ndarray
     is_one_dim: np.ndarray
 
     @classmethod
@@ -249,6 +261,7 @@ class Kinds:
             np.repeat([p.is_param for p in views], sizes),
             np.repeat([p.is_state for p in views], sizes),
             np.repeat([p.is_stored for p in views], sizes),
+            np.repeat([p.is_grouped for p in views], sizes),
             np.concatenate([k.is_one_dim for k in kinds]),
         )
 
@@ -272,6 +285,10 @@ class Kinds:
             must_be_cut |= self.is_param & recipe.shards_params
             must_be_cut |= self.is_state & recipe.shards_state
         found = np.where(must_be_cut & self._any(is_cut), is_cut, found)
+        if recipe.experts:
+            of_experts = self.cut[:, list(recipe.experts)] == Role.EXPERT
+            is_cut = found & of_experts.all(axis=1)
+            found = np.where(self.is_grouped & self._any(is_cut), is_cut, found)
         found[self.first] |= ~self._any(found)[self.first]
         return found
 
@@ -303,6 +320,8 @@ def _may_cut(
     recipe: Recipe, looks: tuple[bool, bool, bool], axis: int, role: Role
 ) -> bool:
     is_heavy, is_batched, is_param = looks
+    if role is Role.EXPERT and axis in (recipe.experts or recipe.model):
+        return True
     if axis in recipe.model:
         if role is Role.INNER:
             return True

@@ -18,14 +18,17 @@ class Expert:
       has_model_axis: whether the last mesh axis of several devices shards heads, hidden
         widths, experts and vocabulary, and the others the batch. Otherwise all shard
         the batch.
-      needs_data_axis: whether it requires an axis for the batch; without one it would
-        be another recipe.
+      has_expert_axis: whether axes that shard the batch also shard the experts of a
+        mixture: all of them, or all but the first where `needs_data_axis`.
+      needs_data_axis: whether it requires an axis for the batch alone; without one it
+        would be another recipe.
       shards_params, shards_state, shards_sequence: as in `Recipe`.
     """
 
     name: str
     source: str
     has_model_axis: bool = False
+    has_expert_axis: bool = False
     needs_data_axis: bool = False
     shards_params: bool = False
     shards_state: bool = False
@@ -34,6 +37,7 @@ class Expert:
 
 _ZERO = "Rajbhandari et al., ZeRO, SC 2020, section 5"
 _MEGATRON = "Shoeybi et al., Megatron-LM, 2019, section 3"
+_EXPERTS = "MaxText, configs/base.yml, rules of `exp`, `embed` and `embed_no_exp`"
 _SEQUENCE = "Korthikanti et al., Reducing activation recomputation, 2022, section 4"
 
 EXPERTS = (
@@ -60,6 +64,29 @@ EXPERTS = (
         shards_params=True,
         shards_state=True,
         shards_sequence=True,
+    ),
+    Expert(
+        name="experts",
+        source=_EXPERTS,
+        has_expert_axis=True,
+        shards_params=True,
+        shards_state=True,
+    ),
+    Expert(
+        name="fsdp+experts",
+        source=_EXPERTS,
+        has_expert_axis=True,
+        needs_data_axis=True,
+        shards_params=True,
+        shards_state=True,
+    ),
+    Expert(
+        name="megatron+experts",
+        source=f"{_MEGATRON}; {_EXPERTS}",
+        has_model_axis=True,
+        has_expert_axis=True,
+        shards_params=True,
+        shards_state=True,
     ),
 )
 """All recipes, in the order in which plans list them."""

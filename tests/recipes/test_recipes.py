@@ -34,7 +34,7 @@ def axes_of_inputs() -> dict[str, dict[str, set[Axes]]]:
     )
     roles, options = analysis.roles, mesh_problem.model.options
     found: dict[str, dict[str, set[Axes]]] = {}
-    recipes = recipes_for(mesh_problem.model.mesh)
+    recipes = [r for r in recipes_for(mesh_problem.model.mesh) if not r.experts]
     assert all(map(mesh_problem.book.allows, recipes))
     left = mesh_problem.book.restrict(recipes, analysis.graph.nodes)
     for row, recipe in enumerate(recipes):

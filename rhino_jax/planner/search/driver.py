@@ -42,7 +42,7 @@ from rhino_jax.planner.search.records import (
     Request,
     SolvedMesh,
 )
-from rhino_jax.recipes.recipes import plain_recipes
+from rhino_jax.recipes.recipes import Recipe, plain_recipes
 from rhino_jax.solver.incumbents import EFFORTS, RECIPE_EFFORTS, Effort
 from rhino_jax.solver.problem import Labels, PairTable
 from rhino_jax.solver.solve import Solution, solve
@@ -200,21 +200,36 @@ def make_recipe_plans(
     values, or those around matmuls); with density "batch" it is annotated as most
     people write it.
     """
-    started = time.monotonic()
-    mesh_problem = build_mesh_problem(
-        ProgramAnalysis.of(program, target), mesh_axes, request
-    )
-    every = (
-        plain_recipes(mesh_problem.model.mesh) if request.density == "batch" else None
-    )
-    mesh_problem = with_recipes(
-        mesh_problem, RECIPE_EFFORTS[request.level], every=every
-    )
+    every = None
+    if request.density == "batch":
+        every = plain_recipes(lay_out(target, mesh_axes))
+    solved = solve_recipes(program, mesh_axes, target, request, every)
+    return plans_of_recipes(solved, target, request)
+
+
+def solve_recipes(
+    program: Program,
+    mesh_axes: MeshAxes,
+    target: Target,
+    request: Request,
+    every: Sequence[Recipe] | None,
+) -> MeshProblem:
+    """Return the problem of a mesh with recipes alone; see `with_recipes`."""
+    analysis = ProgramAnalysis.of(program, target)
+    mesh_problem = build_mesh_problem(analysis, mesh_axes, request)
+    return with_recipes(mesh_problem, RECIPE_EFFORTS[request.level], every=every)
+
+
+def plans_of_recipes(
+    mesh_problem: MeshProblem, target: Target, request: Request
+) -> dict[str, PlanData | None]:
+    """Return a plan of every recipe of a problem; see `make_recipe_plans`."""
+    started, recipes = time.monotonic(), mesh_problem.recipes
     return {
         name: None
         if labels is None
         else assemble(target, request, solved_by(mesh_problem, labels), started, ())
-        for name, labels in mesh_problem.recipes.items()
+        for name, labels in recipes.items()
     }
 
 

@@ -49,7 +49,8 @@ def with_recipes(
     if every is None:
         every = recipes_for(mesh_problem.model.mesh)
     recipes, left = _allowed(mesh_problem, every)
-    found: dict[str, Labels | None] = {r.name: None for r in every}
+    # Most programs have no experts, and say nothing of recipes for them.
+    found: dict[str, Labels | None] = {r.name: None for r in every if not r.experts}
     if left is not None:
         cheapest = cheapest_restricted(
             mesh_problem.folded.problem,
