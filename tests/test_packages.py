@@ -47,7 +47,7 @@ CODE_TOKENS = {
     "": 4_400,
     "_compat": 5_900,
     "analysis": 34_600,
-    "bench": 43_600,
+    "bench": 44_400,
     "commands": 7_600,
     "contest": 2_300,
     "cost": 5_200,

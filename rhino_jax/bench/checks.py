@@ -53,6 +53,10 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "stages": (lambda value: _is_count(value, 0), "a number >= 0"),
     "per_microbatch": (_is_names, "a list of names"),
     "published": (is_number, "a number >= 0"),
+    "published_s": (
+        lambda value: isinstance(value, list) and all(map(is_number, value)),
+        "a list of seconds",
+    ),
 }
 """Key of a row → whether a value is valid, and what is expected."""
 

@@ -5,7 +5,8 @@
                               # or "plan": plan only, and time it; "pipelines": plan
                               # stages; "scale": plan with nothing specified, and time
                               # every pass; "stages": run them, simulated and measured;
-                              # or "calls": call a step once, under jit and auto_shard
+                              # or "calls": call a step once, under jit and auto_shard;
+                              # or "layouts": predict steps that others measured
     timeout_s = 900           # limit of planning a row, and of compiling each plan
     methods = ["dp", "fsdp@matmul", "fast", "best"]     # default of rows without
 
@@ -19,7 +20,8 @@
                                               # the plan by "best" in all of the memory
     memory = "6GiB"                           # optional: budget per device
     microbatches = 8                          # of stages; default: rhino chooses
-
+    published_s = [2.3, 0.67]                 # of "layouts": seconds of each method's
+                                              # step, as others measured it
     stages = 4                                # of "pipelines"; default: rhino chooses
     per_microbatch = ["batch_norm"]           # of "pipelines": as `rhino.plan` takes it
     published = 0.2                           # of "pipelines": the last method's step
@@ -57,7 +59,10 @@ from rhino_jax.models.workload import Workload
 from rhino_jax.utils.checked_table import CheckedTable, is_number
 
 
-KINDS = ("compile", "clock", "device", "plan", "pipelines", "scale", "stages", "calls")
+KINDS = (
+    *("compile", "clock", "device", "plan", "pipelines", "scale", "stages", "calls"),
+    "layouts",
+)
 REGIMES = ("plenty", "little")
 
 
@@ -77,12 +82,13 @@ class BenchRow:
       memory_room: memory budget of plans, as a share of the distance from the lowest
         possible peak (0) to the best plan's peak (1); None: the target's memory.
       memory: memory budget of plans, as "6GiB"; empty: the target's memory.
-      microbatches: number of micro-batches of stages; 0 in suites without stages, and
-        if rhino chooses.
+      microbatches: number of micro-batches of stages, or of layouts; 0 in suites
+        without, and if rhino chooses.
       stages: number of stages to plan; 0 likewise.
       per_microbatch: ops whose statistics may be those of a micro-batch.
       published: the step of the last method over that of the first, as others measured
         it; 0: unknown.
+      published_s: the step of each method in seconds, as others measured it.
       alpa: outline that the method of that name plans; None without it.
     """
 
@@ -99,6 +105,7 @@ class BenchRow:
     stages: int = 0
     per_microbatch: tuple[str, ...] = ()
     published: float = 0.0
+    published_s: tuple[float, ...] = ()
     alpa: PlanOutline | None = None
 
     @property
@@ -306,6 +313,7 @@ def _parse_row(at: CheckedTable, default: Any) -> BenchRow:
         "mesh": tuple(mesh.items()),
         "methods": parsed,
         "per_microbatch": tuple(row.get("per_microbatch", ())),
+        "published_s": tuple(row.get("published_s", ())),
         "alpa": alpa,
     }
     return BenchRow(**given)

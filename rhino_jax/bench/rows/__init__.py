@@ -6,7 +6,7 @@ Order: `row_run` (a kind of suites, its rows one after the other, its report),
 `plan_run` (seconds and memory of planning), `scale_run` (of large clusters),
 `pipeline_run` (planned pipelines), `stages_run` with `stages_worker` (pipelines that
 run), `calls` (a step's first call), `clock` (steps on emulated devices), `device_run`
-(steps on the devices that are here).
+(steps on the devices that are here), `layouts_run` (layouts that others measured).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from rhino_jax.bench.rows.calls import CALLS
 from rhino_jax.bench.rows.clock import CLOCK
 from rhino_jax.bench.rows.device_run import DEVICE
+from rhino_jax.bench.rows.layouts_run import LAYOUTS
 from rhino_jax.bench.rows.pipeline_run import PIPELINES
 from rhino_jax.bench.rows.plan_run import PLAN
 from rhino_jax.bench.rows.row_run import RowKind
@@ -25,6 +26,7 @@ from rhino_jax.bench.rows.stages_run import STAGES
 
 
 ROW_KINDS: Mapping[str, RowKind[Any]] = {
-    kind.name: kind for kind in (CALLS, CLOCK, DEVICE, PLAN, PIPELINES, SCALE, STAGES)
+    kind.name: kind
+    for kind in (CALLS, CLOCK, DEVICE, LAYOUTS, PLAN, PIPELINES, SCALE, STAGES)
 }
 """The kinds of suites whose rows are measured as a whole, by name."""
