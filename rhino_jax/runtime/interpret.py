@@ -177,6 +177,9 @@ class _Interpretation:
         count = len(operands)
         operands = with_clamped_starts(op, operands, specs)
         operands = with_shards_made(op, operands, specs, sizes)
+        if op.traits.is_elementwise:
+            shape = eqn.outvars[0].aval.shape
+            operands = [self.mesh.broadcast(x, shape, specs[-1]) for x in operands]
         return self.made(op, bind_eqn(eqn, operands, params), whole[count:])
 
     def operand(self, x: Any, op: Op, position: int, copies: Copies) -> Any:

@@ -104,11 +104,8 @@ def test_what_is_combined_pays_little_of_its_latency() -> None:
 @pytest.mark.slow
 @pytest.mark.compile_only
 def test_batch_norms_take_as_long_as_their_combined_reductions() -> None:
-    """XLA:TPU runs 48 planned all-reduces as 17.
-
-    Of data parallelism: the best plan, predicted at 0.95 of it, shards features between
-    some layers, which XLA:TPU does otherwise than planned, in 2.8 times its time.
-    """
+    """XLA:TPU runs 48 planned all-reduces of data parallelism as 17, and 22 of the best
+    plan as 9."""
 
     def norm(p: Any, x: Any) -> jax.Array:
         mean = x.mean(0)
@@ -130,14 +127,15 @@ def test_batch_norms_take_as_long_as_their_combined_reductions() -> None:
         [{"up": one, "down": one, **one} for _ in range(2)],
         X.update(shape=(4096, 256)),
     )
-    plan = rhino.plan(
+    best = rhino.plan(
         train, *args, mesh={"data": 8}, hardware="v5e:2x4", donate_argnums=0
-    ).recipe("dp")
-    with skipped_without_extra():
-        found = plan.verify(train, *args, compile_for="v5e:2x4")
-    assert found.ok and found.compiled is not None
-    assert plan.predicted.communication_s == pytest.approx(
-        found.compiled.communication_s, rel=0.2
     )
-    assert found.planned_wire_bytes == pytest.approx(found.wire_bytes, rel=0.1)
+    for plan, within in (best.recipe("dp"), 0.2), (best, 0.3):
+        with skipped_without_extra():
+            found = plan.verify(train, *args, compile_for="v5e:2x4")
+        assert found.time_ok and found.traffic_ok and found.compiled is not None
+        assert plan.predicted.communication_s == pytest.approx(
+            found.compiled.communication_s, rel=within
+        )
+        assert found.planned_wire_bytes == pytest.approx(found.wire_bytes, rel=0.1)
     print(found.table())

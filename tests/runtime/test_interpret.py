@@ -33,6 +33,7 @@ from tests.runtime.stand_in import (
     random_decisions,
     shard,
 )
+from tests.verify.extras import mesh_of_target
 
 
 @pytest.mark.parametrize(
@@ -214,3 +215,31 @@ def test_the_plan_takes_the_place_of_the_users_own_constraints() -> None:
     text = step.lower(*args).as_text()
     assert f'[{{}}, {{"{second}"}}]' not in text
     assert_close(step(*args), fn(*args))
+
+
+@pytest.mark.slow
+@pytest.mark.compile_only
+@pytest.mark.parametrize("axes", [{"data": 8}, {"data": 4, "model": 2}])
+def test_a_broadcast_for_two_layouts_is_gathered_for_none(axes: dict[str, int]) -> None:
+    """XLA:TPU shards the one that it shares, and gathers it for the whole layout."""
+    shapes = (4096, 256), (1, 256), (4096, 256)
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+
+    def fn(x: Any, scale: Any, y: Any) -> Any:
+        return jnp.sin(x * scale), jnp.sin(y * scale)
+
+    mesh, traced = mesh_of_target("v5e:2x4", axes), trace(fn, arrays, {})
+    program = traced.program
+    body = program.body
+    cut = {body.inputs[2], body.outputs[1]}
+    cut |= {
+        program.ops[o].operands[0] for o in body.ops if cut & {*program.ops[o].results}
+    }
+    values = {v.id: ((0,), ()) if v.id in cut else ((), ()) for v in program.values}
+    run = constrained(traced.closed_jaxpr, program, Decisions(values), mesh)
+    placed = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+        for x, spec in zip(arrays, (P(), P(), P("data")), strict=True)
+    ]
+    compiled = jax.jit(run).lower(*placed).compile()
+    assert "all-gather" not in compiled.as_text()
