@@ -7,7 +7,8 @@ of what they produce or read. An optimizer's update of one leaf reads gradient, 
 and parameter once and writes three values, however many ops it has.
 
 Ops on both sides of a matmul differ in depth (see `matmul_depth`), and cannot be one
-fusion.
+fusion. Where the compiler fuses them into the matmul, they are one kernel with it: its
+traffic is hidden behind its arithmetic, or the reverse.
 """
 
 from __future__ import annotations
