@@ -113,12 +113,10 @@ def find_materialised(
     order = np.lexsort((ports, columns.time[columns.maker[ports]]))
     for port in ports[order].tolist():
         finder.decide(graph.ports[port])
-    epilogue_of = np.full(len(graph.nodes), NOWHERE)
+    before, after = np.full((2, len(graph.nodes)), NOWHERE)
+    before[list(finder.before)] = list(finder.before.values())
     for of in (finder.after, finder.summing):
-        epilogue_of[list(of)] = list(of.values())
-    matmul_of = epilogue_of.copy()
-    before = [n for n in finder.before if epilogue_of[n] == NOWHERE]
-    matmul_of[before] = [finder.before[n] for n in before]
+        after[list(of)] = list(of.values())
     found = finder.materialised
     return Materialised(
         found,
@@ -126,8 +124,8 @@ def find_materialised(
         frozenset(finder.stacked),
         finder.filled,
         frozenset(n for n in finder.short if not found[graph.nodes[n].ports[0].id]),
-        matmul_of,
-        epilogue_of,
+        np.where(after == NOWHERE, before, after),
+        after,
         finder.sources,
     )
 
