@@ -121,10 +121,9 @@ def recipes_for(mesh: LaidMesh) -> tuple[Recipe, ...]:
     for expert in EXPERTS:
         model = every[-1:] if expert.has_model_axis else ()
         data = every[: len(every) - len(model)]
-        experts = data[int(expert.needs_data_axis) :] if expert.has_expert_axis else ()
-        if experts or (
-            not expert.has_expert_axis and (data or not expert.needs_data_axis)
-        ):
+        others = data[int(expert.needs_data_axis) :]
+        experts = others if expert.has_expert_axis else ()
+        if experts if expert.has_expert_axis else data or not expert.needs_data_axis:
             found.append(
                 Recipe(
                     expert.name,
