@@ -56,7 +56,9 @@ def free():
 
 
 def test_a_plan_that_is_refused_without_a_host_fits_with_one(free, tmp_path):
-    budget = int(0.27 * free.predicted.peak_bytes)
+    # A little less than what all forward passes that run again need.
+    again = planned(int(0.3 * free.predicted.peak_bytes), target(None))
+    budget = int(0.97 * again.predicted.peak_bytes)
     with pytest.raises(rhino.InfeasiblePlanError, match="again already"):
         planned(budget, target(None))
     plan = planned(budget)
