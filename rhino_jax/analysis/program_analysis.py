@@ -18,6 +18,7 @@ from rhino_jax.analysis.liveness import Liveness, analyse
 from rhino_jax.analysis.on_chip import MAX_SHARDS
 from rhino_jax.analysis.padding import uneven_dims
 from rhino_jax.analysis.reduction_levels import find_latency_shares
+from rhino_jax.analysis.reduction_sums import find_sums
 from rhino_jax.analysis.roles import Roles, find_roles
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
@@ -39,6 +40,8 @@ class ProgramAnalysis:
       off_lanes: value id → its dims that never lie on lanes (see `dims_off_lanes`).
       latency_shares: as `find_latency_shares` returns them, for compilers that combine
         reductions by level; else empty.
+      sums: as `find_sums` returns them, for compilers that reduce a sum once; else
+        empty.
       alike: which nodes have the same options on every mesh.
     """
 
@@ -51,6 +54,7 @@ class ProgramAnalysis:
     padded_dims: frozenset[int]
     off_lanes: Mapping[int, tuple[int, ...]]
     latency_shares: Mapping[int, tuple[float, ...]]
+    sums: Mapping[int, tuple[int, ...]]
     alike: Alike
 
     @classmethod
@@ -76,5 +80,6 @@ class ProgramAnalysis:
             uneven_dims(graph),
             off_lanes,
             find_latency_shares(graph, dim_classes) if device.combines_levels else {},
+            find_sums(graph) if device.lowering.reassociates else {},
             find_equivalent(graph, liveness, off_lanes),
         )

@@ -237,6 +237,7 @@ def _priced(sample: _Sample, axis: MeshAxis) -> float:
 _BEHAVIOUR = (
     "launch_s", "overlap_share", "hidable_share", "free_share", "fuses_matmuls",
     "hoists_conversions", "gathers_by_axis", "scatters_by_axis", "combines",
+    "reassociates",
     "combines_levels", "awaits_sums", "rounds_products", "calls_cudnn", "parts_columns",
     "defers_gradients", "masks_groups", "tiles_groups", "sinks_broadcasts",
     "copies_stacks", "fuses_rotations", "fuses_by_bytes", "loops_windows",

@@ -26,6 +26,8 @@ class LoweringPolicy:
         with the same fallback.
       combines: whether independent collectives are combined into fewer, larger ones,
         with kernels that pack and unpack them (`rhino_jax.model.packing`).
+      reassociates: whether partial results that are only added to one another are
+        added first, and reduced once (`rhino_jax.analysis.reduction_sums`).
       rounds_products: whether float32 operands of products at JAX's default precision
         are rounded to bfloat16 before they are sent: gathered, permuted or exchanged
         (`rhino_jax.model.op_collectives`).
@@ -39,6 +41,7 @@ class LoweringPolicy:
     gathers_by_axis: bool = False
     scatters_by_axis: bool = False
     combines: bool = False
+    reassociates: bool = False
     rounds_products: bool = False
     splits_complex: bool = False
     tiles_groups: bool = False
@@ -62,6 +65,7 @@ class LoweringPolicy:
             self,
             scatters_by_axis=False,
             combines=False,
+            reassociates=False,
             rounds_products=False,
             splits_complex=False,
         )

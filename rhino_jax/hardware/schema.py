@@ -16,6 +16,7 @@ hoists_conversions = false          # optional, false; see `Device`
 gathers_by_axis = false             # optional, false; see `Device`
 scatters_by_axis = false            # optional, false; see `Device`
 combines = false                    # optional, false; see `Device`
+reassociates = false                # optional, false; see `Device`
 combines_levels = false             # optional, false; see `Device`
 awaits_sums = false                 # optional, false; see `Device`
 rounds_products = false             # optional, false; see `Device`

@@ -93,8 +93,8 @@ class Device:
         use no memory.
       hoists_conversions: whether the compiler hoists dtype conversions of a loop's
         stacked inputs out of the loop, and converts all slices at once.
-      gathers_by_axis, scatters_by_axis, combines, rounds_products, splits_complex: see
-        `LoweringPolicy`.
+      gathers_by_axis, scatters_by_axis, combines, reassociates, rounds_products,
+        splits_complex: see `LoweringPolicy`.
       combines_levels: whether the compiler combines reductions of which none depends on
         another, from the program's end on (see `rhino_jax.analysis.reduction_levels`).
       calls_cudnn: whether convolutions are calls of cuDNN, with nothing fused into
@@ -166,6 +166,7 @@ class Device:
     gathers_by_axis: bool = False
     scatters_by_axis: bool = False
     combines: bool = False
+    reassociates: bool = False
     combines_levels: bool = False
     awaits_sums: bool = False
     rounds_products: bool = False
@@ -222,6 +223,7 @@ class Device:
             gathers_by_axis=self.gathers_by_axis,
             scatters_by_axis=self.scatters_by_axis,
             combines=self.combines,
+            reassociates=self.reassociates,
             rounds_products=self.rounds_products,
             splits_complex=self.splits_complex,
             tiles_groups=self.tiles_groups,

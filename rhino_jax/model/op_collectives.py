@@ -25,9 +25,19 @@ from rhino_jax.model.strategies import Strategy
 
 
 def own_steps(
-    program: Program, op: Op | None, strategy: Strategy, mesh: LaidMesh
+    program: Program,
+    op: Op | None,
+    strategy: Strategy,
+    mesh: LaidMesh,
+    sum_size: int = 1,
 ) -> tuple[ReshardStep, ...]:
-    """Return the collectives of one strategy, in the order in which they run."""
+    """Return the collectives of one strategy, in the order in which they run.
+
+    Args:
+      program, op, strategy, mesh: the program, its op, one of its strategies, the mesh.
+      sum_size: number of ops whose partial results are reduced as one sum, of which
+        each sends its part (`rhino_jax.analysis.reduction_sums`).
+    """
     if op is None or op.rule is None:
         return ()
     steps = list(by_hand_steps(op, mesh))
@@ -37,7 +47,7 @@ def own_steps(
         if not any(strategy.cut[f] for f in summed):
             continue  # every device has the complete result
         made, done = strategy.made[r], strategy.results[r]
-        local = _partial_bytes(program, op, r, made, mesh)
+        local = _partial_bytes(program, op, r, made, mesh) / sum_size
         steps += combine_steps(made, done, strategy.partial, local, mesh)
     return tuple(steps)
 
@@ -76,6 +86,14 @@ class OpCollectives:
         if any(f.kind is FactorKind.MERGE for f in rule.factors):
             for k, s in enumerate(strategies):
                 total[k] += sum(map(self._seconds, _merge_steps(rule, s, self.mesh)))
+        return total + self.reductions_s(op, rule, strategies).sum(0)
+
+    def reductions_s(
+        self, op: Op, rule: Rule, strategies: Sequence[Strategy]
+    ) -> np.ndarray:
+        """Return [2, strategies], the latency of the reductions of partial results, and
+        the seconds of their bytes."""
+        total = np.zeros((2, len(strategies)))
         for r, summed in _summed(rule).items():
             for k, s in enumerate(strategies):
                 if not any([s.cut[f] for f in summed]):
@@ -83,19 +101,7 @@ class OpCollectives:
                 made, done = s.made[r], s.results[r]
                 price = self._price(made, done, s.partial)
                 local = _partial_bytes(self.program, op, r, made, self.mesh)
-                total[k] += price.fixed_s + price.s_per_byte * local
-        return total
-
-    def latency_s(
-        self, op: Op, rule: Rule, strategies: Sequence[Strategy]
-    ) -> np.ndarray:
-        """Return [strategies], the part of `seconds` that does not depend on bytes,
-        without halo exchanges."""
-        total = np.zeros(len(strategies))
-        for r, summed in _summed(rule).items():
-            for k, s in enumerate(strategies):
-                if any([s.cut[f] for f in summed]):
-                    total[k] += self._price(s.made[r], s.results[r], s.partial).fixed_s
+                total[:, k] += price.fixed_s, price.s_per_byte * local
         return total
 
     def _price(self, made: Spec, done: Spec, partial: tuple[int, ...]) -> _Price:

@@ -1,4 +1,10 @@
-"""Combined collectives: less latency, and kernels that pack and unpack their buffers.
+"""Combined collectives: fewer reductions, less latency, and kernels that pack and
+unpack their buffers.
+
+Partial results that are only added to one another are reduced as one sum (see
+`rhino_jax.analysis.reduction_sums`): each pays its part of one reduction. Whether all
+of them are sharded alike is not known to the costs of one; those that can be are taken
+to be.
 
 XLA:TPU combines reductions of one level, which then share one latency (see
 `rhino_jax.analysis.reduction_levels`).
@@ -18,7 +24,8 @@ FSDP).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -37,22 +44,52 @@ from rhino_jax.model.options import Options
 from rhino_jax.model.strategies import Strategy
 
 
+Axes = tuple[int, ...]
+"""Positions of mesh axes."""
+
+
 def are_combined(analysis: ProgramAnalysis) -> list[bool]:
     """Return [edges], whether the reshards on each are combined with others."""
     combines = analysis.target.device.lowering.combines
     return [combines and wait in COMBINED for wait in analysis.slack.edges]
 
 
-def latency_share(analysis: ProgramAnalysis, node: Node, strategy: Strategy) -> float:
+def find_sum_sizes(
+    analysis: ProgramAnalysis, options: Sequence[Options]
+) -> Mapping[int, Mapping[Axes, int]]:
+    """Return node id → mesh axes over which its results may be partial → number of ops,
+    itself among them, that are reduced with it as one sum; absent: 1.
+
+    Args:
+      analysis: the program.
+      options: [nodes], the options of each.
+    """
+    members = {id(together): together for together in analysis.sums.values()}
+    sizes = {
+        key: Counter(
+            axes
+            for node in together
+            for axes in {s.partial for s in options[node].strategies if s.partial}
+        )
+        for key, together in members.items()
+    }
+    return {node: sizes[id(together)] for node, together in analysis.sums.items()}
+
+
+def latency_share(
+    analysis: ProgramAnalysis, node: Node, strategy: Strategy, sum_size: int
+) -> float:
     """Return the share of their latency that a node's reductions pay under one of its
-    strategies."""
+    strategies, where as many ops are reduced as one sum."""
     if not strategy.partial:
         return 1.0
     if _is_packed(analysis, node):
-        return OBSERVED.combined_latency
+        return OBSERVED.combined_latency / sum_size
     shares = analysis.latency_shares.get(node.id, ())
     cut = zip(shares, strategy.cut[: len(shares)], strict=True)
-    return max((share for share, axes in cut if axes), default=0.0) or 1.0
+    share = max((share for share, axes in cut if axes), default=0.0) or 1.0
+    # Those of one sum are of one level, which is paid once.
+    return min(share, 1 / sum_size)
 
 
 def _is_packed(analysis: ProgramAnalysis, node: Node) -> bool:
@@ -69,11 +106,14 @@ def with_packing(
     program, params = analysis.graph.program, max(1, len(analysis.roles.params))
     copies = 1 + len(analysis.roles.state) // params
     found: dict[tuple[object, ...], Options] = {}
-    packed = list(options)
+    packed, sums = list(options), find_sum_sizes(analysis, options)
     for node in analysis.graph.nodes:
         op, is_packed = node.op, _is_packed(analysis, node)
+        sizes = sums.get(node.id, {})
         shares = analysis.latency_shares.get(node.id)
-        if node.kind is not NodeKind.OP or op is None or not (is_packed or shares):
+        if node.kind is not NodeKind.OP or op is None:
+            continue
+        if not (is_packed or shares or sizes):
             continue
         own = options[node.id]
         if not any(s.partial for s in own.strategies):
@@ -82,18 +122,26 @@ def with_packing(
         first, made = None, program.values[op.results[0]]
         if is_packed:
             first = _first_dim(analysis.graph, node)
-        key = id(own), made.shape, made.dtype, first, is_packed, shares
+        key = id(own), made.shape, made.dtype, first, is_packed, shares, *sizes.items()
         if key not in found:
             added = np.zeros(len(own.strategies))
+            summed = [sizes.get(s.partial, 1) for s in own.strategies]
             if is_packed:
                 added[:] = [
-                    _packing_s(program, op, s, mesh, analysis.target, copies, first)
-                    for s in own.strategies
+                    _packing_s(program, op, s, mesh, analysis.target, copies, first) / k
+                    for s, k in zip(own.strategies, summed, strict=True)
                 ]
             assert op.rule is not None
-            latency_s = op_collectives.latency_s(op, op.rule, own.strategies)
-            paid = [latency_share(analysis, node, s) for s in own.strategies]
-            saved = (1 - np.array(paid)) * latency_s
+            latency_s, bytes_s = op_collectives.reductions_s(
+                op, op.rule, own.strategies
+            )
+            paid = [
+                latency_share(analysis, node, s, k)
+                for s, k in zip(own.strategies, summed, strict=True)
+            ]
+            saved = (1 - np.array(paid)) * latency_s + (
+                1 - 1 / np.array(summed)
+            ) * bytes_s
             found[key] = replace(
                 own, cost_s=own.cost_s + added - saved, compute_s=own.compute_s + added
             )

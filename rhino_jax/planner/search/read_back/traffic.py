@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -23,7 +23,8 @@ from rhino_jax.model.op_collectives import (
     own_steps,
     sent_value,
 )
-from rhino_jax.model.packing import are_combined, latency_share
+from rhino_jax.model.packing import are_combined, find_sum_sizes, latency_share
+from rhino_jax.model.strategies import Strategy
 from rhino_jax.plan.records import Collective
 from rhino_jax.planner.search.read_back.reasons import Reasons
 from rhino_jax.planner.search.symmetry import Symmetry
@@ -91,6 +92,10 @@ class ChoiceTraffic:
         combined = are_combined(self.model.analysis)
         edges = zip(self.model.graph.edges, combined, strict=True)
         return frozenset(id(e) for e, is_so in edges if is_so)
+
+    @cached_property
+    def _sums(self) -> Mapping[int, Mapping[tuple[int, ...], int]]:
+        return find_sum_sizes(self.model.analysis, self.model.options)
 
     @classmethod
     def of(cls, model: MeshModel) -> ChoiceTraffic:
@@ -170,10 +175,17 @@ class ChoiceTraffic:
         found = self._own.get(key)
         if found is None:
             strategy = options.strategies[label]
-            steps = own_steps(model.graph.program, node.op, strategy, model.mesh)
-            share = latency_share(model.analysis, node, strategy)
+            sum_size = self._sum_size(node, strategy)
+            steps = own_steps(
+                model.graph.program, node.op, strategy, model.mesh, sum_size
+            )
+            share = latency_share(model.analysis, node, strategy, sum_size)
             found = self._own[key] = self._price(steps, share, _REDUCTIONS)
         return found
+
+    def _sum_size(self, node: Node, strategy: Strategy) -> int:
+        """Return the number of ops whose partial results are reduced as one sum."""
+        return self._sums.get(node.id, {}).get(strategy.partial, 1)
 
     def _move(self, edge: Edge, have: Spec, want: Spec) -> tuple[CostedStep, ...]:
         model, mesh = self.model, self.model.mesh
@@ -226,6 +238,9 @@ class ChoiceTraffic:
                 model.graph.program, at.op, step, model.mesh
             )
             op, reason = at.op, self._reasons.of_op(at, strategy, step)
+            sum_size = self._sum_size(at, strategy)
+            if sum_size > 1 and step.kind in _REDUCTIONS:
+                reason += f", one of {sum_size} reduced together"
         else:
             nodes = model.graph.nodes
             op = nodes[at.target].op or nodes[at.source.node].op
