@@ -60,7 +60,7 @@ CODE_TOKENS = {
     "models": 17_300,
     "passes": 99_100,
     "pipeline": 27_200,
-    "plan": 19_100,
+    "plan": 18_900,
     "planner": 86_600,
     "recipes": 4_800,
     "rewrite": 6_600,

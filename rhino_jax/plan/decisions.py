@@ -137,7 +137,13 @@ def _split(program: Program, lanes: int) -> Iterator[int]:
     seeds, works_there = set[int](), set[int]()
     for op in program.ops:
         if op.name == "reshape":
-            if _splits_last(program, op, lanes):
+            before = program.values[op.operands[0]].shape
+            after = program.values[op.results[0]].shape
+            if (
+                len(after) == len(before) + 1
+                and after[: len(before) - 1] == before[:-1]
+                and 1 < after[-1] < lanes
+            ):
                 seeds.update(op.results)
         elif op.traits.kind in _THROUGH:
             rank = ranks[op.results[0]]
@@ -154,16 +160,6 @@ def _split(program: Program, lanes: int) -> Iterator[int]:
     names = groups.names()
     found = {names[v] for v in seeds} - {names[v] for v in works_there}
     yield from (v for v, name in enumerate(names) if name in found)
-
-
-def _splits_last(program: Program, op: Op, lanes: int) -> bool:
-    before = program.values[op.operands[0]].shape
-    after = program.values[op.results[0]].shape
-    return (
-        len(after) == len(before) + 1
-        and after[: len(before) - 1] == before[:-1]
-        and 1 < after[-1] < lanes
-    )
 
 
 def only_around_matmuls(program: Program, decisions: Decisions) -> Decisions:

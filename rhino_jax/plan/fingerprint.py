@@ -51,7 +51,19 @@ def fingerprint(program: Program, mesh_axes: Sequence[tuple[str, int]]) -> str:
                 line = rules[id(rule)] = rule_line(rule)
             lines.append(line)
         if op.call is not None:
-            lines.append(_call_line(op.call))
+            lines.append(
+                repr(
+                    (
+                        op.call.kind.name,
+                        tuple(_region(r) for r in op.call.regions),
+                        op.call.num_consts,
+                        op.call.num_cond_consts,
+                        op.call.num_carry,
+                        op.call.trip_count if op.call.is_trip_count_known else None,
+                        op.call.is_remat,
+                    )
+                )
+            )
     lines.append(repr(("body", _region(program.body))))
     lines += [repr((e.value, e.path, e.is_const)) for e in program.inputs]
     lines += [repr((result.value,)) for result in program.outputs]
@@ -70,20 +82,6 @@ def rule_line(rule: Rule) -> str:
     """Return a rule as one line of text."""
     factors = tuple((f.size, f.kind.name, f.reducer, f.halo) for f in rule.factors)
     return repr((factors, rule.operands, rule.results))
-
-
-def _call_line(call: RegionCall) -> str:
-    return repr(
-        (
-            call.kind.name,
-            tuple(_region(r) for r in call.regions),
-            call.num_consts,
-            call.num_cond_consts,
-            call.num_carry,
-            call.trip_count if call.is_trip_count_known else None,
-            call.is_remat,
-        )
-    )
 
 
 def _region(region: Region) -> tuple[object, ...]:

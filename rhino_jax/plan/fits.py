@@ -39,7 +39,25 @@ def check_fits(
     if is_other and program is not None:
         change = first_change(outline_of(plan), outline(program))
     if is_other:
-        differences += _program_differences(plan, program)
+        if program is not None:
+            old = {leaf.path: (leaf.dtype, leaf.shape) for leaf in plan.inputs}
+            values = [(i.path, program.values[i.value]) for i in program.inputs]
+            new = {path: (value.dtype, value.shape) for path, value in values}
+            differences += [
+                f"{path} is {format_array(*new[path])}, was {format_array(*old[path])}"
+                for path in old
+                if path in new and old[path] != new[path]
+            ]
+            differences += [f"{path} is missing" for path in old if path not in new]
+            differences += [f"{path} is new" for path in new if path not in old]
+            if program.name != plan.program_name:
+                differences.append(f"the function is `{program.name}`")
+        versions, now = dict(plan.versions), current_versions()
+        differences += [
+            f"made with {name} {versions[name]}, this is {now[name]}"
+            for name in now
+            if name in versions and versions[name] != now[name]
+        ]
     if is_other and not (differences or change):
         differences = ["same inputs, but the function's code (or its rules) changed"]
     if not differences and not change:
@@ -74,27 +92,3 @@ def _mesh_differences(
         if name in new and old[name] != new[name]
     ]
     return out or ["the axes are in another order"]
-
-
-def _program_differences(plan: PlanData, program: Program | None) -> list[str]:
-    out = []
-    if program is not None:
-        old = {leaf.path: (leaf.dtype, leaf.shape) for leaf in plan.inputs}
-        values = [(i.path, program.values[i.value]) for i in program.inputs]
-        new = {path: (value.dtype, value.shape) for path, value in values}
-        out += [
-            f"{path} is {format_array(*new[path])}, was {format_array(*old[path])}"
-            for path in old
-            if path in new and old[path] != new[path]
-        ]
-        out += [f"{path} is missing" for path in old if path not in new]
-        out += [f"{path} is new" for path in new if path not in old]
-        if program.name != plan.program_name:
-            out.append(f"the function is `{program.name}`")
-    versions, now = dict(plan.versions), current_versions()
-    out += [
-        f"made with {name} {versions[name]}, this is {now[name]}"
-        for name in now
-        if name in versions and versions[name] != now[name]
-    ]
-    return out

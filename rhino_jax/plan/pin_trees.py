@@ -5,7 +5,7 @@ All are converted to path → spec, which `resolve_pins` reads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +104,15 @@ def expand_pins(pins: Any, traced: Any) -> dict[str, Any]:
         }
     tree, paths = traced.arguments.tree, traced.arguments.paths
     if not isinstance(pins, Mapping):
-        return _of_arguments(pins, tree, paths)
+        args, kwargs = jax.tree.unflatten(tree, paths)
+        shaped = (tuple(args), kwargs) if kwargs else tuple(args)
+        given = f"{len(pins)} given" if isinstance(pins, tuple) else "one given"
+        fix = (
+            f"{len(args)} positional arguments"
+            + (f" and {', '.join(kwargs)}: write (args, kwargs)" if kwargs else "")
+            + "; None pins nothing. Or pin by name: {'params': …}."
+        )
+        return _of_prefix("pins", pins, shaped, "arguments", given, fix)
     found: dict[str, Any] = {}
     for key, value in pins.items():
         is_leaf = value is not None and jax.tree_util.all_leaves([value])
@@ -123,18 +131,6 @@ def expand_pins(pins: Any, traced: Any) -> dict[str, Any]:
                 # A path that matches nothing is a mistake, even if it pins nothing.
                 found[name] = spec
     return found
-
-
-def _of_arguments(pins: Any, tree: Any, paths: Sequence[str]) -> dict[str, Any]:
-    args, kwargs = jax.tree.unflatten(tree, paths)
-    shaped = (tuple(args), kwargs) if kwargs else tuple(args)
-    given = f"{len(pins)} given" if isinstance(pins, tuple) else "one given"
-    fix = (
-        f"{len(args)} positional arguments"
-        + (f" and {', '.join(kwargs)}: write (args, kwargs)" if kwargs else "")
-        + "; None pins nothing. Or pin by name: {'params': …}."
-    )
-    return _of_prefix("pins", pins, shaped, "arguments", given, fix)
 
 
 def _of_in_shardings(prefix: Any, traced: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from rhino_jax.errors import PinError, nearest
 from rhino_jax.ir.places import in_scope, known_places, on_line, path_glob
-from rhino_jax.ir.program import Op, Pin, Program, RegionKind, Value
+from rhino_jax.ir.program import Op, Program, RegionKind, Value
 from rhino_jax.ir.spec import OpenSpec, Spec, axes_text, entry_axes
 from rhino_jax.utils.keywords import brief
 
@@ -216,7 +216,13 @@ def _inside(
         if op.pin is not None:
             name = f"rhino.pin at {op.source}"
             value = program.values[op.results[0]]
-            spec = _spec_of_pin(name, op.pin, value, mesh_axes)
+            if op.pin.mesh_axes is not None and dict(op.pin.mesh_axes) != dict(
+                mesh_axes
+            ):
+                raise _other_mesh(name, name, op.pin.mesh_axes, mesh_axes)
+            unconstrained = PartitionSpec.UNCONSTRAINED
+            dims = [unconstrained if d is None else d for d in op.pin.layout]
+            spec = to_open_spec(name, PartitionSpec(*dims), name, value, mesh_axes)
             found[value.id] = ValuePin(spec, name, is_in_program=True)
     places = Places.of(program) if pins else None
     for key, given in pins.items():
@@ -235,15 +241,6 @@ def _inside(
                     fix="drop one of the two.",
                 )
     return found
-
-
-def _spec_of_pin(name: str, pin: Pin, value: Value, mesh_axes: MeshAxes) -> OpenSpec:
-    """Return the layout of a `rhino.pin` in the program."""
-    if pin.mesh_axes is not None and dict(pin.mesh_axes) != dict(mesh_axes):
-        raise _other_mesh(name, name, pin.mesh_axes, mesh_axes)
-    unconstrained = PartitionSpec.UNCONSTRAINED
-    dims = [unconstrained if d is None else d for d in pin.layout]
-    return to_open_spec(name, PartitionSpec(*dims), name, value, mesh_axes)
 
 
 def to_spec(key: str, spec: Any, path: str, value: Value, mesh_axes: MeshAxes) -> Spec:

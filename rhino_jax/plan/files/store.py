@@ -105,7 +105,25 @@ def plan_from_json(text: str, *, what: str = "`load_plan`") -> PlanData:
       PlanFileError: as `load_plan`.
     """
     data = _parse(text, what)
-    _check_schema(data, what)
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION:
+        made_with = data.get("versions")
+        raise PlanFileError(
+            f"{what}: the plan was saved with another schema version.",
+            where=f"key 'schema_version'; the file was made with {made_with}",
+            numbers=f"got {version!r}, this rhino_jax reads {SCHEMA_VERSION}",
+            fix="plan again and save that plan, or use the version that made it.",
+        )
+    missing = [key for key in KEYS if key not in data]
+    extra = sorted(set(data) - set(KEYS))
+    if missing or extra:
+        raise PlanFileError(
+            f"{what}: the plan has missing or unknown keys.",
+            where="top level",
+            numbers=f"missing: {', '.join(missing) or 'none'};"
+            f" unknown: {', '.join(extra) or 'none'}",
+            fix="save the plan again with plan.save(path).",
+        )
     if data["checksum"] != checksum(data):
         raise PlanFileError(
             f"{what}: the plan was edited after it was saved.",
@@ -160,28 +178,6 @@ def _parse(text: str, what: str) -> dict[str, Any]:
             fix="give the path that was passed to plan.save(path).",
         )
     return data
-
-
-def _check_schema(data: Mapping[str, Any], what: str) -> None:
-    version = data.get("schema_version")
-    if version != SCHEMA_VERSION:
-        made_with = data.get("versions")
-        raise PlanFileError(
-            f"{what}: the plan was saved with another schema version.",
-            where=f"key 'schema_version'; the file was made with {made_with}",
-            numbers=f"got {version!r}, this rhino_jax reads {SCHEMA_VERSION}",
-            fix="plan again and save that plan, or use the version that made it.",
-        )
-    missing = [key for key in KEYS if key not in data]
-    extra = sorted(set(data) - set(KEYS))
-    if missing or extra:
-        raise PlanFileError(
-            f"{what}: the plan has missing or unknown keys.",
-            where="top level",
-            numbers=f"missing: {', '.join(missing) or 'none'};"
-            f" unknown: {', '.join(extra) or 'none'}",
-            fix="save the plan again with plan.save(path).",
-        )
 
 
 def _missing(what: str, path: Path) -> PlanFileError:
