@@ -40,7 +40,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Output contains × and µ; a terminal that lacks them shows '?'.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    args = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(
+        prog="python -m rhino_jax",
+        description="Plans how a JAX program is sharded.",
+        epilog=EXIT_CODES,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show versions")
+    commands = parser.add_subparsers(
+        required=True,
+        metavar="{demo,plan,explore,verify,audit,why,sweep,show,diff,bench,probe,fit,"
+        "measure,solve}",
+    )
+    demo = commands.add_parser("demo", help="plan and train a small GPT on 8 devices")
+    demo.add_argument("--steps", type=positive_int, help="default: 30; 3 in stages")
+    demo.add_argument(
+        "--stages", type=positive_int, help="a U-Net instead, in this number of stages"
+    )
+    demo.set_defaults(run=_run_demo)
+    add_plan(commands)
+    add_explore(commands)
+    add_verify(commands)
+    add_audit(commands)
+    add_exploring(commands)
+    add_saved(commands)
+    add_bench(commands)
+    add_measure(commands)
+    _add_solve(commands)
+    args = parser.parse_args(argv)
     try:
         run: Callable[[argparse.Namespace], int | None] = args.run
         code = run(args)
@@ -65,46 +91,12 @@ def _fail(error: RhinoError, code: int) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m rhino_jax",
-        description="Plans how a JAX program is sharded.",
-        epilog=EXIT_CODES,
-    )
-    parser.add_argument("--version", action=_Version, nargs=0, help="show versions")
-    commands = parser.add_subparsers(
-        required=True,
-        metavar="{demo,plan,explore,verify,audit,why,sweep,show,diff,bench,probe,fit,"
-        "measure,solve}",
-    )
-    _add_demo(commands)
-    add_plan(commands)
-    add_explore(commands)
-    add_verify(commands)
-    add_audit(commands)
-    add_exploring(commands)
-    add_saved(commands)
-    add_bench(commands)
-    add_measure(commands)
-    _add_solve(commands)
-    return parser
-
-
 class _Version(argparse.Action):
     """Prints the versions that planning and compilation depend on, and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
         print(versions_line(versions()))
         parser.exit()
-
-
-def _add_demo(commands: Any) -> None:
-    demo = commands.add_parser("demo", help="plan and train a small GPT on 8 devices")
-    demo.add_argument("--steps", type=positive_int, help="default: 30; 3 in stages")
-    demo.add_argument(
-        "--stages", type=positive_int, help="a U-Net instead, in this number of stages"
-    )
-    demo.set_defaults(run=_run_demo)
 
 
 def _run_demo(args: argparse.Namespace) -> None:

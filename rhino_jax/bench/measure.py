@@ -82,7 +82,14 @@ def measure(devices: Sequence[Any]) -> Measured:
     # A switch, or a barrier for threads of one process.
     topology = "barrier" if devices[0].platform == "cpu" else "switch"
     with Progress(doing="measuring collectives").ticking():
-        found = _collectives(devices)
+        found = []
+        for group in [n for n in (2, 4, 8) if len(devices) % n == 0]:
+            mesh = _Devices(devices, (len(devices) // group, group))
+            for n in (SMALL, LARGE):
+                for kind, op in _OPS.items():
+                    taken_s = mesh.step_s(partial(op, group), n, dtype="float32")
+                    held = 4 * n * (group if KINDS[kind].gathers else 1)
+                    found.append(_Sample(kind, held, group, n == LARGE, taken_s))
     return _with_links(measured, topology, found)
 
 
@@ -173,18 +180,6 @@ class _Sample:
     size: int
     is_large: bool
     taken_s: float
-
-
-def _collectives(devices: Sequence[Any]) -> list[_Sample]:
-    samples = []
-    for group in [n for n in (2, 4, 8) if len(devices) % n == 0]:
-        mesh = _Devices(devices, (len(devices) // group, group))
-        for n in (SMALL, LARGE):
-            for kind, op in _OPS.items():
-                taken_s = mesh.step_s(partial(op, group), n, dtype="float32")
-                held = 4 * n * (group if KINDS[kind].gathers else 1)
-                samples.append(_Sample(kind, held, group, n == LARGE, taken_s))
-    return samples
 
 
 def _all_gather(size: int, x: Any) -> Any:

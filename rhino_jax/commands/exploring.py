@@ -127,17 +127,14 @@ def _run_sweep(args: argparse.Namespace) -> None:
         **call.kwargs,
     )
     if args.csv:
-        write_file("`--csv`", args.csv, _csv(found.to_dicts()))
+        rows = found.to_dicts()
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+        write_file("`--csv`", args.csv, text.getvalue())
         print(f"written to {args.csv}", file=sys.stderr)
     print(found.table(full=args.full))
-
-
-def _csv(rows: list[dict[str, Any]]) -> str:
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def add_explore(commands: Any) -> None:

@@ -206,7 +206,15 @@ def load_call(target: str, shapes: str | None, command: str = "plan") -> LoadedC
       ShapesError, ModelConfigError: the file or the model's name is wrong.
     """
     if ":" not in target:
-        return _load_model(target, shapes)
+        workload = registry.get(target)
+        if shapes is not None:
+            raise LoadingError(
+                f"`{target}`: a model of the zoo has its own shapes.",
+                where="--shapes",
+                fix="leave out --shapes, or name a function as module:function.",
+            )
+        options = {"donate_argnums": workload.donate_argnums}
+        return LoadedCall(workload.step, workload.abstract_args(), options=options)
     if shapes is None:
         raise LoadingError(
             f"`{command} {target}`: the shapes of its arguments are not given.",
@@ -218,18 +226,6 @@ def load_call(target: str, shapes: str | None, command: str = "plan") -> LoadedC
     fn = import_function(target)
     first = _abstract_result(read.init) if read.init else ()
     return LoadedCall(fn, (*first, *read.args), read.kwargs, read.options)
-
-
-def _load_model(name: str, shapes: str | None) -> LoadedCall:
-    workload = registry.get(name)
-    if shapes is not None:
-        raise LoadingError(
-            f"`{name}`: a model of the zoo has its own shapes.",
-            where="--shapes",
-            fix="leave out --shapes, or name a function as module:function.",
-        )
-    options = {"donate_argnums": workload.donate_argnums}
-    return LoadedCall(workload.step, workload.abstract_args(), options=options)
 
 
 def import_function(target: str) -> Callable[..., Any]:

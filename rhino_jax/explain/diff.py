@@ -232,16 +232,6 @@ def _sections(diff: PlanDiff) -> tuple[Section, ...]:
         title = f"from plan A of {name_a} to plan B of {name_b}"
     if diff.is_empty:
         return (Section(title, lines=("no difference.",)),)
-    sections = [
-        Section(title, facts=_facts(diff)),
-        _numbers(diff),
-        _spec_section(diff),
-        _traffic(diff),
-    ]
-    return tuple(s for s in sections if s.table is None or s.table.rows)
-
-
-def _facts(diff: PlanDiff) -> tuple[tuple[str, str], ...]:
     facts = []
     if diff.meshes[0] == diff.meshes[1] and not diff.has_same_fingerprint:
         # On different meshes, fingerprints of one program differ, too.
@@ -257,7 +247,13 @@ def _facts(diff: PlanDiff) -> tuple[tuple[str, str], ...]:
     if changed:
         share = f"{format_count(changed)} of {format_count(count)}"
         facts.append(("values", f"{share}, inner ones too, with other specs"))
-    return tuple(facts)
+    sections = [
+        Section(title, facts=tuple(facts)),
+        _numbers(diff),
+        _spec_section(diff),
+        _traffic(diff),
+    ]
+    return tuple(s for s in sections if s.table is None or s.table.rows)
 
 
 def _numbers(diff: PlanDiff) -> Section:

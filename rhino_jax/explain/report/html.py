@@ -131,7 +131,14 @@ def _content(section: Section) -> str:
         parts.append(f'<div class="scroll">{_table(section.table)}</div>')
     for line in section.lines:
         if line.startswith("and ") and section.rest is not None and section.rest.rows:
-            parts.append(_opens(line, section.rest))
+            # The rows left out of the table, folded; the line counts them.
+            shown = _table(section.rest.rows_of(0, MAX_ROWS))
+            more = len(section.rest.rows) - MAX_ROWS
+            note = f"<p>and {more} more: plan.table(full=True)</p>" if more > 0 else ""
+            parts.append(
+                f'<details class="rest"><summary>{_rich(line)}</summary>'
+                f'<div class="scroll">{shown}</div>{note}</details>'
+            )
         else:
             parts.append(f"<p>{_rich(line)}</p>")
     return "".join(parts)
@@ -139,22 +146,6 @@ def _content(section: Section) -> str:
 
 MAX_ROWS = 500
 """Maximum number of rows written into a page; more make notebooks slow to open."""
-
-
-def _opens(line: str, rest: Table) -> str:
-    """Return the rows left out of a table, as a folded element.
-
-    Args:
-      line: its summary, which counts the rows.
-      rest: the rows.
-    """
-    shown = _table(rest.rows_of(0, MAX_ROWS))
-    more = len(rest.rows) - MAX_ROWS
-    note = f"<p>and {more} more: plan.table(full=True)</p>" if more > 0 else ""
-    return (
-        f'<details class="rest"><summary>{_rich(line)}</summary>'
-        f'<div class="scroll">{shown}</div>{note}</details>'
-    )
 
 
 _LEFT, _RIGHT = "text-align:left", "text-align:right"
@@ -176,7 +167,13 @@ def _table(table: Table) -> str:
             for j, (text, style) in enumerate(zip(row, styles, strict=True))
         )
         if table.shares:
-            cells += _bar(table.shares[i])
+            percent = 100 * min(1.0, max(0.0, table.shares[i]))
+            bar = (
+                f'<span class="bar" style="width:{percent:.1f}%"></span>'
+                if percent
+                else ""
+            )
+            cells += f'<td class="bars" style="{_LEFT}">{bar}</td>'
         mark = ' class="marked"' if i in table.marked else ""
         rows.append(f"<tr{mark}>{cells}</tr>")
     return (
@@ -198,12 +195,6 @@ _SHORT = 16
 _PROSE = 24
 """Number of characters above which a text with spaces is prose, with a minimum column
 width."""
-
-
-def _bar(share: float) -> str:
-    percent = 100 * min(1.0, max(0.0, share))
-    bar = f'<span class="bar" style="width:{percent:.1f}%"></span>' if percent else ""
-    return f'<td class="bars" style="{_LEFT}">{bar}</td>'
 
 
 _CODE = re.compile(

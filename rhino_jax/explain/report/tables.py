@@ -108,31 +108,30 @@ def collective_sections(plan: PlanData, *, full: bool) -> tuple[Section, ...]:
         if plan.has_tasks:
             none = "none within a stage; above is what stages send to each other."
         return (Section("collectives", lines=(none,)),)
-    return (_totals(plan), _sources(plan, full=full))
-
-
-def format_axes(axes: tuple[str, ...]) -> str:
-    return " × ".join(axes) if axes else "-"
-
-
-def _totals(plan: PlanData) -> Section:
     totals = traffic_of(plan.collectives)
     rows = tuple(
         (kind, format_axes(axes), *_numbers(t)) for (kind, axes), t in totals.items()
     )
     seconds = sum(t.seconds for t in totals.values())
     wire_bytes = sum(t.bytes for t in totals.values())
-    return Section(
-        f"collectives: {format_bytes(wire_bytes)} on the wire per device,"
-        f" {format_seconds(seconds)} if nothing is hidden",
-        table=Table(
-            ("kind", "axes", "count", "bytes", "time"),
-            rows,
-            "<<>>>",
-            (1,),
-            tuple(t.seconds / seconds if seconds else 0.0 for t in totals.values()),
+    return (
+        Section(
+            f"collectives: {format_bytes(wire_bytes)} on the wire per device,"
+            f" {format_seconds(seconds)} if nothing is hidden",
+            table=Table(
+                ("kind", "axes", "count", "bytes", "time"),
+                rows,
+                "<<>>>",
+                (1,),
+                tuple(t.seconds / seconds if seconds else 0.0 for t in totals.values()),
+            ),
         ),
+        _sources(plan, full=full),
     )
+
+
+def format_axes(axes: tuple[str, ...]) -> str:
+    return " × ".join(axes) if axes else "-"
 
 
 def _sources(plan: PlanData, *, full: bool) -> Section:
