@@ -92,7 +92,23 @@ def match_state(
 
     if any(donated):
         match(is_donated=True)
-        _match_leaves(arguments, donated, result, out_avals, in_avals, tied, used)
+        # Match the remaining donated arrays by the ends of their paths.
+        ends: dict[tuple[str, Any], list[int]] = {}
+        in_paths, out_paths = arguments.array_paths, result.array_paths
+        for i, path in enumerate(in_paths):
+            if donated[i] and i not in used:
+                ends.setdefault((last_key(path), in_avals[i]), []).append(i)
+        for o, path in enumerate(out_paths):
+            if o in tied or not (
+                candidates := ends.get((last_key(path), out_avals[o]))
+            ):
+                continue
+            free = [i for i in candidates if i not in used]
+            if not free:
+                continue
+            best = max(free, key=lambda i: _common_end(in_paths[i], path))
+            tied[o] = best
+            used.add(best)
     match(is_donated=False)
     return tied
 
@@ -117,32 +133,6 @@ def _choose(
         if not target.is_small and (is_many or source.is_told):
             return source
     return None
-
-
-def _match_leaves(
-    arguments: Leaves,
-    donated: Sequence[bool],
-    result: Leaves,
-    out_avals: Sequence[Any],
-    in_avals: Sequence[Any],
-    tied: dict[int, int],
-    used: set[int],
-) -> None:
-    """Match the remaining donated arrays by the ends of their paths."""
-    ends: dict[tuple[str, Any], list[int]] = {}
-    in_paths, out_paths = arguments.array_paths, result.array_paths
-    for i, path in enumerate(in_paths):
-        if donated[i] and i not in used:
-            ends.setdefault((last_key(path), in_avals[i]), []).append(i)
-    for o, path in enumerate(out_paths):
-        if o in tied or not (candidates := ends.get((last_key(path), out_avals[o]))):
-            continue
-        free = [i for i in candidates if i not in used]
-        if not free:
-            continue
-        best = max(free, key=lambda i: _common_end(in_paths[i], path))
-        tied[o] = best
-        used.add(best)
 
 
 def with_ties(program: Program, ties: Mapping[int, int]) -> Program:

@@ -51,7 +51,20 @@ def dot_general(ctx: OpContext) -> OpRule:
     )
     free = [n for n in lhs if n[0] == "m"] + [n for n in rhs if n[0] == "n"]
     out = [lhs[d] for d in batch[0]] + free
-    rule = _rule([lhs, rhs], out, ctx)
+    # Every dim is one factor; those not in `out` are summed.
+    operands = [lhs, rhs]
+    sizes = {
+        name: size
+        for names, shape in zip(operands, ctx.in_shapes, strict=True)
+        for name, size in zip(names, shape, strict=True)
+    }
+    factors = tuple(
+        Factor(n, s) if n in out else Factor(n, s, FactorKind.REDUCE, "sum")
+        for n, s in sizes.items()
+    )
+    at = {name: (i,) for i, name in enumerate(sizes)}
+    layouts = tuple(tuple(at[n] for n in names) for names in operands)
+    rule = Rule(factors, layouts, (tuple(at[n] for n in out),))
     products = float(math.prod(f.size for f in rule.factors))
     if not contract[0]:
         traits = Traits(linear=EITHER)
@@ -85,25 +98,6 @@ def dot_names(
         for i, d in enumerate(dims):
             names[d] = letter if len(dims) == 1 else f"{letter}{i}"
     return names
-
-
-def _rule(
-    operands: Sequence[Sequence[str]], out: Sequence[str], ctx: OpContext
-) -> Rule:
-    """Return the rule in which every dim is one factor; those not in `out` are
-    summed."""
-    sizes = {
-        name: size
-        for names, shape in zip(operands, ctx.in_shapes, strict=True)
-        for name, size in zip(names, shape, strict=True)
-    }
-    factors = tuple(
-        Factor(n, s) if n in out else Factor(n, s, FactorKind.REDUCE, "sum")
-        for n, s in sizes.items()
-    )
-    at = {name: (i,) for i, name in enumerate(sizes)}
-    layouts = tuple(tuple(at[n] for n in names) for names in operands)
-    return Rule(factors, layouts, (tuple(at[n] for n in out),))
 
 
 RAGGED_DOTS = "ragged_dot_general", "ragged_dot"

@@ -91,7 +91,17 @@ class FactorList:
         # sharded.
         can_dilate = start <= 0 and size > 1
         if 2 * shared > max(there, here) and (can_dilate or dilation == 1):
-            same = self._shift(length, size, start, stride, dilation)
+            lower = max(-start, 0) // dilation
+            upper = max((start + dilation - stride) // dilation, 0)
+            same = self._add(length, FactorKind.HALO, halo=(lower, upper))
+            for f in same:
+                self._factors[f] = replace(
+                    self._factors[f],
+                    slides_over=int(size),
+                    shift=start,
+                    stride=stride,
+                    dilation=dilation,
+                )
             return same, same
         if stride != 1 or dilation != 1:
             return self.whole(size), self.whole(length)
@@ -114,22 +124,6 @@ class FactorList:
         for f in dim:
             self._factors[f] = replace(
                 self._factors[f], sent_items=items, sent_item_bytes=sent
-            )
-        return dim
-
-    def _shift(
-        self, length: int, size: int, start: int, stride: int, dilation: int
-    ) -> Dim:
-        lower = max(-start, 0) // dilation
-        upper = max((start + dilation - stride) // dilation, 0)
-        dim = self._add(length, FactorKind.HALO, halo=(lower, upper))
-        for f in dim:
-            self._factors[f] = replace(
-                self._factors[f],
-                slides_over=int(size),
-                shift=start,
-                stride=stride,
-                dilation=dilation,
             )
         return dim
 

@@ -54,7 +54,10 @@ def split_merged_dims(jaxpr: Any) -> Any:
     Arguments and results are unchanged; the same object where no dim is worth
     splitting.
     """
-    if not _merges(jaxpr):
+    # Without a reshape that merges several dims into one, nothing is to split.
+    reshapes = (e for e in inner_equations(jaxpr) if e.primitive.name == "reshape")
+    spelled = (spell(eqn, [Form(groups_of(eqn.invars[0]))]) for eqn in reshapes)
+    if not any(found is not None and is_apart(found.results[0]) for found in spelled):
         return jaxpr
     flows = find_flows(jaxpr)
     if not flows.kept:
@@ -67,13 +70,6 @@ def split_merged_dims(jaxpr: Any) -> Any:
             numbers=f"results were {old}, are {new}",
         )
     return found
-
-
-def _merges(jaxpr: Any) -> bool:
-    """Whether any reshape in a jaxpr merges several dims into one."""
-    reshapes = (e for e in inner_equations(jaxpr) if e.primitive.name == "reshape")
-    spelled = (spell(eqn, [Form(groups_of(eqn.invars[0]))]) for eqn in reshapes)
-    return any(found is not None and is_apart(found.results[0]) for found in spelled)
 
 
 class _Value:

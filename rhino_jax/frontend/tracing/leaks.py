@@ -152,22 +152,17 @@ def restore(value: Any, key: Any, before: dict[Any, Any]) -> None:
         else:
             setattr(value, key, old)
     else:
-        _restore_attribute(value, key, old)
-
-
-def _restore_attribute(value: Any, key: str, old: Any) -> None:
-    """Restore an attribute, bypassing the class's own `__setattr__`: it may be
-    frozen."""
-    held = getattr(value, "__dict__", {})
-    if key not in held:
-        if old is NOTHING:
-            object.__delattr__(value, key)
+        # Past the class's own `__setattr__`: it may be frozen.
+        held = getattr(value, "__dict__", {})
+        if key not in held:
+            if old is NOTHING:
+                object.__delattr__(value, key)
+            else:
+                object.__setattr__(value, key, old)
+        elif old is NOTHING:
+            del held[key]
         else:
-            object.__setattr__(value, key, old)
-    elif old is NOTHING:
-        del held[key]
-    else:
-        held[key] = old
+            held[key] = old
 
 
 def _is_users(value: type | types.ModuleType) -> bool:
@@ -217,7 +212,9 @@ def leak_watch(
                 if before.get(key, NOTHING) is now or not _holds_tracer(now):
                     continue
                 restore(value, key, before)
-                if not _is_cached_property(value, key):
+                # The cache of a property is recomputed on the next access.
+                kind = getattr(type(value), key, None) if isinstance(key, str) else None
+                if not isinstance(kind, functools.cached_property):
                     leaks.append((step(path, value, key), now))
         if leaks:
             raise _leaked(leaks, what, name)
@@ -260,10 +257,3 @@ def _holds_tracer(value: Any) -> bool:
     except Exception:  # a container with keys that cannot be sorted
         return False
     return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-
-
-def _is_cached_property(value: Any, key: Any) -> bool:
-    """Whether an item is the cache of a property, which is recomputed on the next
-    access."""
-    kind = getattr(type(value), key, None) if isinstance(key, str) else None
-    return isinstance(kind, functools.cached_property)
