@@ -152,7 +152,16 @@ class MeshParts:
                 found = _on_dims(tier, dims, mine)
                 parts += sorted(found, key=lambda part: -part.bytes_per_s)
             elif (size := math.prod(shares[k] for k in places)) > 1:
-                parts.append(_switched(tier, size))
+                parts.append(
+                    AxisShare(
+                        size,
+                        tier.bytes_per_s,
+                        size - 1,
+                        tier.alpha_s,
+                        tier.topology,
+                        tier.name,
+                    )
+                )
         return tuple(parts)
 
 
@@ -205,12 +214,6 @@ def _inside(size: int, stride: int, domain: int, num_devices: int) -> float:
         return 1
     # A group that does not fit evenly lies over at least two domains somewhere.
     return size / max(2, math.ceil(size / most))
-
-
-def _switched(tier: Tier, size: float) -> AxisShare:
-    return AxisShare(
-        size, tier.bytes_per_s, size - 1, tier.alpha_s, tier.topology, tier.name
-    )
 
 
 def on_torus(
@@ -291,7 +294,17 @@ def _on_dims(
         if [p.size for p in mine] == [dims[dim]]:
             links.append(_whole(tier, dims[dim], wraps[dim]))
         elif mine:
-            links.append(_along_one_dim([_line(tier, p) for p in mine]))
+            # Lines in one dim, nearest devices first, are merged into one share.
+            lines = [_line(tier, p) for p in mine]
+            ring = ring_over(lines)
+            links.append(
+                replace(
+                    lines[-1],
+                    size=ring.size,
+                    bytes_per_s=ring.bytes_per_s,
+                    hops=sum(line.hops for line in lines),
+                )
+            )
     rest = [_line(tier, p) for p in pieces if p.dim == NO_DIM]
     return [*_at_once(links), *rest]
 
@@ -306,13 +319,6 @@ def _end_to_end(pieces: Iterable[TorusPiece]) -> list[TorusPiece]:
         else:
             joined.append(piece)
     return joined
-
-
-def _along_one_dim(lines: Sequence[AxisShare]) -> AxisShare:
-    """Merge lines in one dim of a torus, nearest devices first, into one share."""
-    ring = ring_over(lines)
-    return replace(lines[-1], size=ring.size, bytes_per_s=ring.bytes_per_s,
-                   hops=sum(line.hops for line in lines))  # fmt: skip
 
 
 def _at_once(links: Sequence[AxisShare]) -> Iterable[AxisShare]:

@@ -93,7 +93,20 @@ class _Lines:
     def _of_region(self, region: Region, indent: str) -> Iterator[str]:
         for op_id in region.ops:
             op = self.ops[op_id]
-            yield indent + self._of_op(op)
+            results = ", ".join(self._defined(v) for v in op.results)
+            operands = " ".join(self._used(v) for v in op.operands)
+            head = f"{results} = {op.name}" if results else op.name
+            parts = [f"{head} {operands}".rstrip()]
+            if op.call is not None:
+                parts.append(f"<{_call_text(op.call)}>")
+            elif not op.is_known:
+                parts.append("{unknown}")
+            elif op.rule is not None:
+                parts.append(f"{{{op.rule}}}")
+            if op.label:
+                parts.append(f"[{op.label}]")
+            parts.append(f"# {op.source}")
+            yield indent + "  ".join(parts)
             if op.call is not None:
                 yield from self._of_call(op.call, indent + INDENT)
 
@@ -109,22 +122,6 @@ class _Lines:
             yield from self._of_region(region, indent + INDENT)
             yielded = " ".join(self._used(v) for v in region.outputs)
             yield f"{indent}{INDENT}yield {yielded}".rstrip()
-
-    def _of_op(self, op: Op) -> str:
-        results = ", ".join(self._defined(v) for v in op.results)
-        operands = " ".join(self._used(v) for v in op.operands)
-        head = f"{results} = {op.name}" if results else op.name
-        parts = [f"{head} {operands}".rstrip()]
-        if op.call is not None:
-            parts.append(f"<{_call_text(op.call)}>")
-        elif not op.is_known:
-            parts.append("{unknown}")
-        elif op.rule is not None:
-            parts.append(f"{{{op.rule}}}")
-        if op.label:
-            parts.append(f"[{op.label}]")
-        parts.append(f"# {op.source}")
-        return "  ".join(parts)
 
     def _defined(self, value: int) -> str:
         return f"%{value}: {format_type(self.values[value])}"

@@ -39,7 +39,6 @@ from rhino_jax.utils.progress import shown
 
 
 if TYPE_CHECKING:
-    from rhino_jax.planner.meshes import MeshAxes
     from rhino_jax.planner.search.together import Member, SharedSolution
 import time
 

@@ -118,18 +118,15 @@ class ValueNumbers:
             if self.is_deep and self.flat.can_change(each):
                 self._loop(each)
             else:
-                self._op(each)
-
-    def _op(self, each: FlatOp) -> None:
-        name = each.op.name
-        is_plain = each.op.call is None or name.startswith("custom_")
-        is_equal = is_plain or not self.is_deep
-        if is_equal and may_run_again(self.flat.program, each.op):
-            operands = [self.number(v) for v in each.operands]
-            numbers = self.table.results(each.eqn, operands)
-        else:
-            numbers = [self.table.fresh() for _ in each.results]
-        self.of.update(zip(each.results, numbers, strict=True))
+                name = each.op.name
+                is_plain = each.op.call is None or name.startswith("custom_")
+                is_equal = is_plain or not self.is_deep
+                if is_equal and may_run_again(self.flat.program, each.op):
+                    operands = [self.number(v) for v in each.operands]
+                    numbers = self.table.results(each.eqn, operands)
+                else:
+                    numbers = [self.table.fresh() for _ in each.results]
+                self.of.update(zip(each.results, numbers, strict=True))
 
     def _loop(self, each: FlatOp) -> None:
         call, (body,), same = each.call, each.regions, self.table.same

@@ -97,7 +97,10 @@ def leaves_for(
     if not arrays:
         return []
     whole = ArgumentSubtree("", tuple(range(len(arrays))), arrays)
-    found = finder.find(whole, is_sequence=_is_sequence(leaves.tree))
+    data = leaves.tree.node_data()
+    found = finder.find(
+        whole, is_sequence=(data is not None and data[0] in (tuple, list))
+    )
     return [known[found[i]] for i in range(len(arrays))]
 
 
@@ -105,11 +108,6 @@ def _type_name(dtype: Any) -> str:
     """Return JAX's canonical dtype name: float64 is float32, unless x64 is enabled."""
     found = jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)
     return str(found)
-
-
-def _is_sequence(tree: Any) -> bool:
-    data = tree.node_data()
-    return data is not None and data[0] in (tuple, list)
 
 
 _Misfits = list[tuple[ArrayLeaf, Leaf]]
@@ -140,15 +138,12 @@ class _SubtreeFinder:
             for placed in (self._in_order(whole), self._as_pair(whole)):
                 if placed is not None:
                     return placed
-            self._refuse_misfits(whole)
+            # Refuse a full argument list whose paths match and whose arrays do not.
+            places = [(str(i), *keys_of(leaf.path)[1:]) for i, leaf in self._numbered()]
+            if {*places} == {a.path for a in whole.arrays}:
+                there = dict(zip(places, range(len(self.known)), strict=True))
+                raise self._misfit([self._differing(whole, there)])
         return self._found(whole, is_root=True)
-
-    def _refuse_misfits(self, whole: ArgumentSubtree) -> None:
-        """Refuse a full argument list whose paths match and whose arrays do not."""
-        places = [(str(i), *keys_of(leaf.path)[1:]) for i, leaf in self._numbered()]
-        if {*places} == {a.path for a in whole.arrays}:
-            there = dict(zip(places, range(len(self.known)), strict=True))
-            raise self._misfit([self._differing(whole, there)])
 
     def _numbered(self) -> Iterator[tuple[int, Leaf]]:
         for i, members in enumerate(self._arguments()):

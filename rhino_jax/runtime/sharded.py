@@ -179,7 +179,11 @@ class ShardedFunction(Generic[AnyPlan]):
             twin = self._twin(key, traced)
             plan = self._plans.get((print_of, mesh)) if twin is None else twin.plan
             if plan is None:
-                before = self._last_bound(mesh)
+                # The bound that was planned last for this mesh.
+                before = next(
+                    (b for (_, m), b in reversed(self._bounds.items()) if m == mesh),
+                    None,
+                )
                 plan = self._planner(traced, mesh, before.plan if before else None)
                 if before is not None:
                     self._say_that_it_replans(before, call, plan)
@@ -248,12 +252,6 @@ class ShardedFunction(Generic[AnyPlan]):
             " the start.",
             RhinoWarning,
             stacklevel=4,
-        )
-
-    def _last_bound(self, mesh: Any) -> Bound[AnyPlan] | None:
-        """Return the bound that was planned last for this mesh, or None."""
-        return next(
-            (b for (_, m), b in reversed(self._bounds.items()) if m == mesh), None
         )
 
     @property

@@ -31,10 +31,6 @@ def is_whole(value: Any, least: int = 1) -> bool:
     return is_number(value, least) and value == value // 1 < math.inf
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)
-
-
 @dataclass(frozen=True, slots=True)
 class CheckedTable:
     """A table, with its place for errors.
@@ -133,7 +129,11 @@ class CheckedTable:
         if get_origin(hint) is tuple:
             of, is_one, _ = self._format("", inner[0])
             expected = f"a list, each element {of}"
-            return expected, lambda x: _is_list(x) and all(map(is_one, x)), tuple
+            return (
+                expected,
+                lambda x: isinstance(x, list | tuple) and all(map(is_one, x)),
+                tuple,
+            )
         if hint is bool:
             return "true or false", lambda x: isinstance(x, bool), bool
         if hint is str:

@@ -120,8 +120,19 @@ class SubmeshSearches:
           target: its devices; the same for all submeshes of a mesh.
           request: the same for all submeshes but for pins and memory.
         """
+        # Names of inputs, results and tasks do not change what is found.
+        tasks = {*program.body.ops}
         key = (
-            _without_names(program),
+            replace(
+                program,
+                name="",
+                ops=tuple(
+                    replace(op, source=Source(), label="") if op.id in tasks else op
+                    for op in program.ops
+                ),
+                inputs=tuple(replace(end, path="") for end in program.inputs),
+                outputs=tuple(replace(end, path="") for end in program.outputs),
+            ),
             tuple(mesh_axes),
             frozenset(request.pins.items()),
             frozenset(request.output_pins.items()),
@@ -131,21 +142,6 @@ class SubmeshSearches:
         if key not in self.known:
             self.known[key] = find(program, [mesh_axes], target, request)
         return self.known[key]
-
-
-def _without_names(program: Program) -> Program:
-    """Return a submesh's program without the names of its inputs, results and tasks."""
-    tasks = {*program.body.ops}
-    return replace(
-        program,
-        name="",
-        ops=tuple(
-            replace(op, source=Source(), label="") if op.id in tasks else op
-            for op in program.ops
-        ),
-        inputs=tuple(replace(end, path="") for end in program.inputs),
-        outputs=tuple(replace(end, path="") for end in program.outputs),
-    )
 
 
 FEW_AXES = 2

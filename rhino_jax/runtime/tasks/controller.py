@@ -173,21 +173,20 @@ class Controller:
             with WATCHDOG.watching(lambda: f"`{self._task}` of a step in stages"):
                 return self._run(arrays)
         except BaseException as error:  # also where the user interrupts
-            error.add_note(self._what_became(arrays))
+            # Where the step failed, and which of its arguments are left.
+            m, count = self._piece, self.step.micro_batches
+            piece = "" if m is None else f", micro-batch {m} of {count} (from 0)"
+            gone = sum(x.is_deleted() for x in arrays)
+            state = (
+                f"State was being replaced; arguments gone: {gone} of {len(arrays)}."
+                " Restart from the last checkpoint."
+                if gone
+                else "All arguments are as they were before it."
+            )
+            error.add_note(
+                f"the step in stages ended in `{self._task}`{piece}. {state}"
+            )
             raise
-
-    def _what_became(self, arrays: Sequence[Any]) -> str:
-        """Describe where a step failed, and which of its arguments are left."""
-        m, count = self._piece, self.step.micro_batches
-        piece = "" if m is None else f", micro-batch {m} of {count} (from 0)"
-        gone = sum(x.is_deleted() for x in arrays)
-        state = (
-            f"State was being replaced; arguments gone: {gone} of {len(arrays)}."
-            " Restart from the last checkpoint."
-            if gone
-            else "All arguments are as they were before it."
-        )
-        return f"the step in stages ended in `{self._task}`{piece}. {state}"
 
     def _run(self, arrays: Sequence[Any]) -> list[Any]:
         step, self._task, self._piece = self.step, "the start", None

@@ -85,7 +85,18 @@ class Orders(Evaluation):
             return found
         if own:
             found = self._labelled(item, states, found)
-        return self._with_counts(item, found)
+        # Partial sums with the keys that they count.
+        values = self.flat.program.values
+        results = tuple(
+            replace(state, counts=self.counts(value, found))
+            if isinstance(state, Partial)
+            and state.reducer == "sum"
+            and values[value].rank == 1
+            and "int" in values[value].dtype
+            else state
+            for value, state in zip(item.results, found.results, strict=True)
+        )
+        return replace(found, results=results)
 
     def _sorted(self, item: FlatOp, states: Sequence[State]) -> Ran | None:
         """Return how rows of the batch are sorted, with their positions."""
@@ -359,20 +370,6 @@ class Orders(Evaluation):
         if any((x != x.ravel()[:1]).any() for x in env.values()):
             raise _needs(states)
         return [None] * len(item.results)
-
-    def _with_counts(self, item: FlatOp, ran: Ran) -> Ran:
-        """Return how an op runs, with the keys that its partial sums count."""
-        values = self.flat.program.values
-        results = tuple(
-            replace(state, counts=self.counts(value, ran))
-            if isinstance(state, Partial)
-            and state.reducer == "sum"
-            and values[value].rank == 1
-            and "int" in values[value].dtype
-            else state
-            for value, state in zip(item.results, ran.results, strict=True)
-        )
-        return replace(ran, results=results)
 
 
 def check_in_full(states: Iterable[State]) -> None:

@@ -242,11 +242,6 @@ class CollectiveReader:
         """Whether a computation contains a collective."""
         return contains(self.module, name, collective_kind, self.moving)
 
-    def _users(self, computation: Computation) -> Users:
-        if computation.name not in self.users:
-            self.users[computation.name] = computation.users()
-        return self.users[computation.name]
-
     def _collective(
         self,
         kind: str,
@@ -257,7 +252,9 @@ class CollectiveReader:
         """Return the record of one instruction; None if empty or counted before."""
         is_async = trips.is_async or is_overlapped(computation, instruction)
         if is_in_chain(computation, instruction):
-            if not starts_chain(instruction, self._users(computation)):
+            if computation.name not in self.users:
+                self.users[computation.name] = computation.users()
+            if not starts_chain(instruction, self.users[computation.name]):
                 return None
             is_async = True
         notes = []
