@@ -58,7 +58,7 @@ CODE_TOKENS = {
     "ir": 12_400,
     "model": 25_300,
     "models": 17_300,
-    "passes": 99_100,
+    "passes": 102_500,
     "pipeline": 27_200,
     "plan": 18_900,
     "planner": 86_600,

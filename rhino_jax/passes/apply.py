@@ -90,6 +90,8 @@ def _done(traced: Traced, name: str, choice: str) -> Traced:
         done = in_forms(traced, choice)
     else:
         done = PASSES[name].apply(traced.closed_jaxpr, before, choice)
+        trips = (*before.while_trips, *PASSES[name].trips.items())
+        before = replace(before, while_trips=trips)
     jaxpr, choice = done if isinstance(done, tuple) else (done, choice)
     program = reimported(jaxpr, before)
     ran = Transform(name, len(before.ops), len(program.ops), choice)

@@ -4,8 +4,8 @@ the planner tries them. `apply.PASSES` lists all of them."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, TypeVar, cast
 
@@ -114,6 +114,7 @@ class ProgramPass:
         first; none for a pass whose choices depend on a plan of the program.
       trial: how the planner tries it; None: it is applied on request, or under a plan
         (`planner.cuts`, `planner.staging`).
+      trips: place → trip count that its `while` loops are planned with.
     """
 
     name: str
@@ -122,6 +123,7 @@ class ProgramPass:
         lambda traced, limits: ()
     )
     trial: Trial | None = None
+    trips: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_choice(record: type[Choice], text: str, what: str) -> Choice:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.ir.transform import EXPERTS
@@ -22,7 +23,8 @@ from rhino_jax.recipes.recipes import Recipe, recipes_for
 
 
 def in_parts(search: Search, name: str = "") -> Iterator[tuple[Search, MeshProblem]]:
-    """Yield the searches of a program with its experts in parts, and the recipes there.
+    """Yield the searches of a program with its experts in parts, and the recipes that
+    are fastest there.
 
     Args:
       search: the search of the program, on one mesh.
@@ -35,11 +37,18 @@ def in_parts(search: Search, name: str = "") -> Iterator[tuple[Search, MeshProbl
             recipes[math.prod(mesh.sizes[a] for a in recipe.experts)].append(recipe)
     if search.request.is_over or not recipes:
         return
+    best: dict[str, tuple[float, Search, MeshProblem]] = {}
     for choice in search.tries(EXPERTS):
         if every := recipes.get(choice.chosen["parts"]):
             own = search.after([choice])
             program, (axes, *_), target, request = own.problem
-            yield own, solve_recipes(program, axes, target, request, every)
+            problem = solve_recipes(program, axes, target, request, every)
+            for key, found in recipes_of(problem).items():
+                step_s = found.step_time_s if found else math.inf
+                if key not in best or step_s < best[key][0]:
+                    best[key] = step_s, own, problem
+    for key, (_, own, problem) in best.items():
+        yield own, replace(problem, recipes={key: problem.recipes[key]})
 
 
 def all_recipes(of: VariantCandidate) -> dict[str, Predicted | None]:

@@ -192,9 +192,7 @@ def ragged_dot(ctx: OpContext) -> OpRule:
     Rows are INDEX: each shard has the groups, and the parts of groups, that fall into
     it; where they are contracted, the results are partial. The group dim is whole.
     FLOPs are those of every row with its group's matrix; the work that some compilers
-    add is described by the traits. Group sizes may differ along `prefix_dims`. Where
-    these are batch dims and others, every batch has the rows of all, and multiplies its
-    share: that is how `passes.experts` divides the groups.
+    add is described by the traits. Group sizes may differ along `prefix_dims`.
     """
     dims = ctx.params["ragged_dot_dimension_numbers"]
     contract, batch = dims.dot_dimension_numbers
@@ -223,8 +221,6 @@ def ragged_dot(ctx: OpContext) -> OpRule:
         ctx.out_shapes,
     )
     flops = 2.0 * math.prod(f.size for f in rule.factors if f.name != "g")
-    if batch[0] and len(sizes) > len(batch[0]):
-        flops /= math.prod(ctx.in_shapes[0][d] for d in batch[0])
     return OpRule(
         rule,
         flops,

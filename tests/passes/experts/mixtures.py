@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from rhino_jax.frontend.trace import trace
-from rhino_jax.passes.experts.emit import sort_in_blocks
+from rhino_jax.passes.experts.choice import sort_in_blocks
 
 
 WIDTH, HIDDEN, EXPERTS, CHOICES = 8, 12, 6, 2
@@ -128,10 +128,12 @@ def step_of(layer: Layer, loop: str = "scan") -> Callable[[Any, Any], Any]:
     return step
 
 
-def in_blocks(step: Any, args: Any, count: int, parts: int) -> tuple[Any, Any]:
+def in_blocks(
+    step: Any, args: Any, count: int, parts: int, groups: int = 1
+) -> tuple[Any, Any]:
     """Return a step of the same arguments that sorts in blocks, and its jaxpr."""
     traced = trace(step, args, {})
-    choice = json.dumps({"count": count, "parts": parts})
+    choice = json.dumps({"count": count, "parts": parts, "groups": groups})
     closed = sort_in_blocks(traced.closed_jaxpr, traced.program, choice)
     tree = jax.tree.structure(jax.eval_shape(step, *args))
 

@@ -68,7 +68,7 @@ def test_numbers_are_those_of_all_tokens_sorted_together(
 ) -> None:
     step, args = step_of(layer, loop), (params(2), batch(8, 3))
     run, closed = in_blocks(step, args, count, parts)
-    lead = (count,) if parts == 1 else (parts, count)
+    lead = (count,) if parts == 1 else (parts, 1)
     assert group_sizes(closed) == {(*lead, EXPERTS // parts)}
     same(jax.jit(run)(*args), jax.jit(step)(*args))
 
@@ -144,6 +144,6 @@ def test_random_mixtures(seed: int) -> None:
     step, args, divisions = drawn(seed)
     count, parts = divisions[seed % len(divisions)]
     run, closed = in_blocks(step, args, count, parts)
-    lead = (count,) if parts == 1 else (parts, count)
+    lead = (count,) if parts == 1 else (parts, 1)
     assert {sizes[:-1] for sizes in group_sizes(closed)} == {lead}
     same(jax.jit(run)(*args), jax.jit(step)(*args))
