@@ -14,9 +14,8 @@ import numpy as np
 
 
 ROWS, MATRICES = "grouped_rows", "grouped_matrices"
-"""Names of the kernels, with a result per row, and per matrix; behind them stand the
-number of groups, and of the batches that divide the rows (`TiledDims.parts` in
-rhino_jax/frontend/rules/dot.py): "grouped_rows_256_1"."""
+"""Names of the kernels, with a result per row, and per matrix; behind them stands the
+number of groups: "grouped_rows_256"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -378,9 +378,7 @@ class OptionBuilder:
         kinds = [f.kind for f in rule.factors]
         rows = kinds.index(FactorKind.INDEX)
         pieces = [shards_per_dim(s.cut, self.mesh.sizes)[rows] for s in found]
-        every = 2 * math.prod(f.size for f in rule.factors if f.name != "g")
-        share = op.flops / every  # of the rows of a set, those of the groups here
-        local = np.ceil(rule.factors[rows].size * share / np.array(pieces))
+        local = np.ceil(rule.factors[rows].size / np.array(pieces))
         if not device.tiles_groups:
             return aligned_rows(local, traits.groups) / local
         dtype = self.graph.program.values[op.operands[0]].dtype

@@ -55,7 +55,6 @@ def grouped_matmul(eqn: Any, operands: Sequence[Any], params: Any) -> list[Any]:
         dims=dims,
         precision=params["precision"],
         dtype=eqn.outvars[0].aval.dtype,
-        parts=dims.parts(eqn.invars[0].aval.shape),
     )
 
     def as_written(*parts: Any) -> Any:
@@ -81,7 +80,6 @@ def tiled_product(
     dims: TiledDims,
     precision: Any,
     dtype: Any,
-    parts: int = 1,
     interpret: bool = False,
 ) -> Any:
     """Return a grouped matmul, by one kernel.
@@ -91,7 +89,6 @@ def tiled_product(
       dims: their dims.
       precision: see `jax.lax.Precision`.
       dtype: element type of the result.
-      parts: see `TiledDims.parts`.
       interpret: whether to run without a GPU, as JAX operations.
     """
     lhs, rhs = lhs.transpose(dims.lhs), rhs.transpose(dims.rhs)
@@ -102,7 +99,6 @@ def tiled_product(
         by_matrices if dims.of_matrices else by_rows,
         dtype=dtype,
         precision=precision,
-        parts=parts,
         interpret=interpret,
     )
     sizes = sizes.reshape(-1, sets, sizes.shape[-1])
@@ -123,7 +119,6 @@ def by_rows(
     dtype: Any,
     is_turned: bool = False,
     precision: Any = None,
-    parts: int = 1,
     interpret: bool = False,
 ) -> Any:
     """Return rows [B, S, M, N]: each row of x [B, S, M, K] times the matrix of its
@@ -133,14 +128,14 @@ def by_rows(
       x: B batches of S sets of rows, each sorted by group.
       w: matrices [B, G, K, N]; turned: [B, G, N, K].
       sizes: rows of each group [B, S, G], int32.
-      dtype, precision, parts, interpret: as in `tiled_product`.
+      dtype, precision, interpret: as in `tiled_product`.
       is_turned: whether the matrices are transposed.
     """
     *lead, rows, depth = x.shape
     groups, item = sizes.size, x.dtype.itemsize
     columns = w.shape[2 if is_turned else 3]
     x, w = x.reshape(-1, depth), w.reshape(-1, *w.shape[2:])
-    tile = int(group_tile(len(x) // parts, groups, item, of_matrices=False))
+    tile = int(group_tile(len(x), groups, item, of_matrices=False))
     block = tile, min(_power(depth), TILES.bytes // item), _columns(columns)
     tiles = _tiles(sizes, rows, tile)
     kernel = functools.partial(
@@ -156,7 +151,7 @@ def by_rows(
         grid=(tiles[0].shape[0], pl.cdiv(columns, block[2])),
         compiler_params=_params(tile * block[2]),
         interpret=interpret,
-        name=f"{ROWS}_{groups}_{parts}",
+        name=f"{ROWS}_{groups}",
     )(*tiles, x, w)
     return made.reshape(*lead, rows, columns)
 
@@ -233,7 +228,6 @@ def by_matrices(
     *,
     dtype: Any,
     precision: Any = None,
-    parts: int = 1,
     interpret: bool = False,
 ) -> Any:
     """Return matrices [G, B, K, N]: the sum of x[row]ᵀ y[row] over the rows of each
@@ -243,12 +237,12 @@ def by_matrices(
       x, y: B batches of S sets of rows, [B, S, M, K] and [B, S, M, N], each sorted by
         group.
       sizes: rows of each group [B, S, G], int32.
-      dtype, precision, parts, interpret: as in `tiled_product`.
+      dtype, precision, interpret: as in `tiled_product`.
     """
     (batches, sets, groups), (rows, depth) = sizes.shape, x.shape[-2:]
     columns, item = y.shape[-1], x.dtype.itemsize
     x, y = x.reshape(-1, depth), y.reshape(-1, columns)
-    tile = int(group_tile(len(x) // parts, sizes.size, item, of_matrices=True))
+    tile = int(group_tile(len(x), sizes.size, item, of_matrices=True))
     block = tile, _columns(depth), _columns(columns)
     base = _span(0, batches * sets).reshape(batches, sets, 1) * rows
     ends = jnp.minimum(jnp.cumsum(sizes, -1), rows).astype(jnp.int32)
@@ -267,7 +261,7 @@ def by_matrices(
         grid=(groups * batches, pl.cdiv(depth, block[1]), pl.cdiv(columns, block[2])),
         compiler_params=_params(block[1] * block[2]),
         interpret=interpret,
-        name=f"{MATRICES}_{sizes.size}_{parts}",
+        name=f"{MATRICES}_{sizes.size}",
     )(*spans, x, y)
     return made.reshape(groups, batches, depth, columns)
 

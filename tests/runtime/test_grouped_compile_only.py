@@ -58,19 +58,18 @@ def test_kernels_compile(hardware: str, dtype: Any, shape: Any) -> None:
         assert not work.notes
 
 
-def test_sets_of_rows_are_one_kernel_and_batches_divide_them() -> None:
-    rows, width, hidden, groups, sets, parts = 4096, 256, 512, 16, 2, 4
+def test_sets_of_rows_are_one_kernel() -> None:
+    rows, width, hidden, groups, sets = 4096, 256, 512, 16, 2
     mesh = mesh_of_target("h100:1", {"x": 1})
     sharding = NamedSharding(mesh, PartitionSpec())
     S = partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16, sharding=sharding)
     x, y = S((1, sets, rows, width)), S((1, sets, rows, hidden))
     w = S((1, groups, width, hidden))
     sizes = jax.ShapeDtypeStruct((1, sets, groups), jnp.int32, sharding=sharding)
-    # Of every set, a quarter of the rows are of this batch's groups.
     for run, b, of_matrices in ((by_rows, w, False), (by_matrices, y, True)):
-        run = partial(run, dtype=jnp.bfloat16, parts=parts)
+        run = partial(run, dtype=jnp.bfloat16)
         compiled = compiled_for(mesh, run, x, b, sizes)
         work = WorkReader(parse_module(compiled.as_text()), lambda w: 0.0).program()
-        tile = group_tile(rows // parts, groups, 2, of_matrices)
-        multiplied = sets * tiled_rows(rows // parts, groups, tile)
+        tile = group_tile(rows, groups, 2, of_matrices)
+        multiplied = sets * tiled_rows(rows, groups, tile)
         assert work.flops == 2 * multiplied * width * hidden

@@ -103,10 +103,6 @@ def dot_names(
 RAGGED_DOTS = "ragged_dot_general", "ragged_dot"
 """The primitive's names in the versions of JAX."""
 
-SHARED_ROWS = "experts_of_1_in_"
-"""`jax.named_scope` of grouped matmuls whose rows are shared by parts of the groups,
-before the number of parts: compiled programs are read by it."""
-
 _TILED = ("bfloat16", "float16", "float32")
 
 
@@ -127,16 +123,6 @@ class TiledDims(NamedTuple):
     batch: int
     of_matrices: bool
     is_turned: bool
-
-    def parts(self, shape: Sequence[int]) -> int:
-        """Return among how many batches the rows are divided: where group sizes differ
-        along batch dims and others, every batch has the rows of all.
-
-        Args:
-          shape: shape of the first operand.
-        """
-        is_divided = len(self.lhs) - 2 > self.batch
-        return math.prod(shape[d] for d in self.lhs[: self.batch]) if is_divided else 1
 
 
 def tiled_dims(

@@ -3,7 +3,7 @@
 
 A ragged dot of XLA:TPU is a fusion that skips the tiles of other groups, or a Mosaic
 kernel (v5p). Tiles start at multiples of their rows: a tile in which groups meet is
-visited for each. Of rows that parts of the groups share, a part visits its own.
+visited for each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import re
 from collections.abc import Sequence
 
 from rhino_jax.cost.grouped import MATRICES, ROWS, group_tile, tiled_rows
-from rhino_jax.frontend.rules.dot import SHARED_ROWS
 from rhino_jax.verify.hlo.module import HloArray, Instruction, arrays_of
 
 
@@ -26,9 +25,8 @@ _RAGGED = re.compile(
 )
 _BOUNDS = re.compile(r'"iteration_bounds":\[([\d",]*)\]')
 _TILING = re.compile(r'ragged_dot_tiling="(\d+)')
-_PARTS = re.compile(rf"\b{SHARED_ROWS}(\d+)\b")
 
-_KERNEL = re.compile(rf'\bname = "((?:{ROWS}|{MATRICES})_\d+_\d+)"')
+_KERNEL = re.compile(rf'\bname = "((?:{ROWS}|{MATRICES})_\d+)"')
 
 
 def grouped_flops(
@@ -45,8 +43,7 @@ def grouped_flops(
     if not kernel:
         return None
     (rows,), (result,) = operands[-2], arrays_of(instruction.type)
-    groups, parts = map(int, kernel.split("_")[-2:])
-    count, depth = rows.dims[0] // parts, rows.dims[1]
+    groups, (count, depth) = int(kernel.rpartition("_")[2]), rows.dims
     tile = group_tile(count, groups, rows.item_bytes, kernel.startswith(MATRICES))
     return round(2 * tiled_rows(count, groups, tile) * depth * result.dims[-1])
 
@@ -71,15 +68,13 @@ def ragged_work(
         call, whose work is that of every row once.
       operands: types of its operands.
     """
-    shared = _PARTS.search(instruction.op_name)
-    parts = int(shared.group(1)) if shared else 1
     if groups := int(instruction.find(_RAGGED) or 0):
         bounds = instruction.find(_BOUNDS).replace('"', "").split(",")
         tiles = math.prod(int(n) for n in bounds if n) // groups
-        visited = tiles / parts + groups - 1 if tiles else 1.0
+        visited = tiles + groups - 1 if tiles else 1.0
         return visited / (max(tiles, 1) * groups)
     if tile := int(instruction.find(_TILING) or 0):
         rows = next(a.dims[0] for (a, *_) in operands if len(a.dims) > 1)
         visits = max(a.dims[0] for (a, *_) in operands if len(a.dims) == 1)
-        return visits * tile / rows - (1 - 1 / parts)
+        return visits * tile / rows
     return 1.0
