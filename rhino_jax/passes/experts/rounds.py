@@ -239,10 +239,9 @@ class Round:
         if value not in self.env:
             x = self.emitter.read(value)
             if x.dim is None:
-                sent = jnp.moveaxis(
-                    buffers.positions(jnp.moveaxis(x.x, dim, 0)), 0, dim
-                )
-                self.env[value] = buffers.to_parts(sent, dim)
+                sent = buffers.positions(jnp.moveaxis(x.x, dim, 0))
+                found = buffers.to_parts(sent, 0)
+                self.env[value] = jnp.moveaxis(found, 1, dim + 1)
             else:
                 self.env[value] = lax.dynamic_index_in_dim(
                     x.x, self.number, x.dim - 1, keepdims=False
@@ -339,10 +338,8 @@ class Round:
             params |= {"fill_value": 0} if is_lookup else {"indices_are_sorted": False}
         if not is_lookup and not is_there:
             start, limit = arrays[0], arrays[0].shape[spans[0].dim]
-            arrays[0], arrays[1] = (
-                jnp.zeros_like(start),
-                buffers.owned(arrays[1], limit),
-            )
+            arrays[0] = jnp.zeros_like(start)
+            arrays[1] = buffers.owned(arrays[1], limit)
             is_zero = getattr(flow.states.get(item.operands[0]), "is_zero", False)
             if item.op.traits.reducer and not is_zero:
                 arrays[0] = jnp.where(self.number == 0, start, arrays[0])
@@ -366,10 +363,8 @@ def _summed(tokens: SortedTokens, item: FlatOp) -> tuple[int, int]:
       MicrobatchError: it is no sum.
     """
     at = _SUMMED.get(item.op.traits.kind)
-    states = [tokens.flow.states[v] for v in item.results]
-    if at is not None and all(
-        isinstance(s, Partial) and s.reducer == "sum" for s in states
-    ):
+    states = (tokens.flow.states[v] for v in item.results)
+    if at is not None and all(getattr(s, "reducer", "") == "sum" for s in states):
         use = tokens.flow.ran[item.op.id].uses[at]
         if _is_sorted(use, tokens):
             return at, use.span.dim
