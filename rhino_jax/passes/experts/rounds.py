@@ -7,7 +7,8 @@ over rounds; rows that ops outside of the loop read are stacked, as many as ther
 be. Order, positions and counts of rows are computed outside, for each block.
 
 Planned is one round (`ROUNDS`), as if tokens were spread well enough: a further round
-takes as long again, and no memory that the first did not.
+takes as long again, and no memory that the first did not. Without gradients in the
+program one round has all rows.
 """
 
 from __future__ import annotations
@@ -146,7 +147,13 @@ class RoundsEmitter(BlocksEmitter):
         }
         values, count = tokens.flat.program.values, self.blocks.count
         rows = {k: math.prod(values[k].shape) // count for k in orders}
-        slots = {k: num_slots(rows[k], self.parts) for k in orders}
+        # A loop of unknown length cannot be differentiated. Who plans a program without
+        # gradients may take them from outside: one round has room for all rows.
+        has_gradients = any(op.source.is_backward for op in tokens.flat.program.ops)
+        slots = {
+            k: num_slots(rows[k], self.parts) if has_gradients else rows[k]
+            for k in orders
+        }
         sizes, is_rows = {}, [_is_rows(tokens, v) for v in outs]
         for k, x in orders.items():
             split = jnp.reshape(x.astype(jnp.int32), (len(x), self.parts, -1))

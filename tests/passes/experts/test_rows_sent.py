@@ -104,6 +104,19 @@ def test_numbers_of_further_rounds_on_eight_devices(
     same(sharded(*args), jax.jit(step)(*args))
 
 
+def test_a_program_without_gradients_is_differentiated_from_outside() -> None:
+    def loss(p: Any, data: Any) -> Any:
+        x = data["x"].reshape(-1, WIDTH)
+        y = x + LAYERS[0](jax.tree.map(lambda a: a[0], p), x)
+        return jnp.mean(jnp.square(y - data["y"].reshape(x.shape)))
+
+    args = taking([0, 1], 25)
+    run, closed = in_blocks(loss, args, 4, 3)
+    assert group_sizes(closed) == {(3, 1, NUM_EXPERTS // 3)}
+    assert "while" not in [eqn.primitive.name for eqn in inner_equations(closed)]
+    same(jax.grad(run)(*args), jax.grad(loss)(*args))
+
+
 def test_rounds_are_planned_as_one() -> None:
     args = params(1), batch(8, 25)
     traced = trace(step_of(LAYERS[0], "unroll"), args, {})
