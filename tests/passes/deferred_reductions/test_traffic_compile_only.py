@@ -21,8 +21,13 @@ def test_plans_send_what_is_sent_by_hand(name: str, hardware: str) -> None:
     mesh = mesh_of_target(hardware, {"x": 8})
     case = cases(*SIZES.get(name, (512, 4096)))[name]
     found = planned(case, (("x", 8),), hardware)
-    assert found.best.transforms[-1].name == "deferred reductions"
-    assert found.best.predicted.step_time_s < found.first.predicted.step_time_s
+    names = [t.name for t in found.best.transforms]
+    # These compilers add the partial results of products first, as the plan knows.
+    if name in ("q, k, v", "gate and up"):
+        assert not names and found.best.predicted == found.first.predicted
+    else:
+        assert names[-1] == "deferred reductions"
+        assert found.best.predicted.step_time_s < found.first.predicted.step_time_s
     by_hand = sent_by_hand(case, mesh)
     assert sent_by_plan(found.again, found.best, mesh) < 1.05 * by_hand
 
