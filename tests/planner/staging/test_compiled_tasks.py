@@ -22,8 +22,9 @@ from tests.verify.extras import skipped_without_extra
         ("gpt-small", {}, "h100:8", 4, "zero-bubble", 1.3),
         ("gpt-small", {}, "h100:8", 4, "1f1b", 1.3),
         ("unet-base", {}, "h100:8", 4, "auto", 1.5),
-        # 1.51: scores of attention are predicted to stay on the chip.
-        ("gpt-small", {}, "v5e:2x4", 4, "auto", 1.6),
+        # 1.80: scores of attention are predicted to stay on the chip, and softmaxes to
+        # take two kernels of the three that they are.
+        ("gpt-small", {}, "v5e:2x4", 4, "auto", 1.9),
         ("gpt-small", {"layers": "scan"}, "h100:8", 4, "auto", 1.3),
         ("gpt-small", {"layers": "scan"}, "h100:8", 1, "auto", 1.3),
     ],
