@@ -14,7 +14,7 @@ from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import EXPERTS, Transform, chosen
 from rhino_jax.passes.experts.emit import BlocksEmitter, sorted_tokens
 from rhino_jax.passes.experts.moves import Blocks
-from rhino_jax.passes.experts.rounds import ROUNDS, RoundsEmitter
+from rhino_jax.passes.experts.rounds import ROUNDS, RoundsEmitter, RowsAreSaved
 from rhino_jax.passes.program_pass import (
     ChoiceLimits,
     Gain,
@@ -68,10 +68,27 @@ def sort_in_blocks(closed: Any, program: Program, choice: str) -> Any:
             fix="sort them all at once.",
         )
     blocks = Blocks(read.count)
-    emitter = BlocksEmitter(tokens, blocks)
-    if read.parts > 1:
-        emitter = RoundsEmitter(tokens, blocks, parts=read.parts, groups=read.groups)
-    return without_dead_code(retraced(closed, emitter.run))
+    if read.parts == 1:
+        run = BlocksEmitter(tokens, blocks).run
+        return without_dead_code(retraced(closed, run))
+
+    has_gradients = any(op.source.is_backward for op in program.ops)
+
+    def in_rounds(is_one: bool) -> Any:
+        emitter = RoundsEmitter(
+            tokens,
+            blocks,
+            parts=read.parts,
+            groups=read.groups,
+            is_one_round=is_one,
+            may_loop=has_gradients,
+        )
+        return without_dead_code(retraced(closed, emitter.run))
+
+    try:
+        return in_rounds(not has_gradients)
+    except RowsAreSaved:
+        return in_rounds(True)
 
 
 def _odd(experts: Mapping[int, int], parts: int) -> bool:

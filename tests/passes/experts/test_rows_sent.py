@@ -43,7 +43,7 @@ from tests.passes.experts.test_sort_in_blocks import group_sizes, same
     ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_blocks_in_groups(layer: Any, count: int, parts: int, groups: int) -> None:
-    step, args = step_of(layer, "scan"), (params(2), batch(8, 3))
+    step, args = step_of(layer, "checkpoint"), (params(2), batch(8, 3))
     run, closed = in_blocks(step, args, count, parts, groups)
     assert group_sizes(closed) == {(parts, groups, NUM_EXPERTS // parts)}
     same(jax.jit(run)(*args), jax.jit(step)(*args))
@@ -63,7 +63,7 @@ def taking(experts: list[int], length: int) -> Any:
 def test_more_rows_than_a_buffer_holds_are_sent_in_further_rounds(
     layer: Any, experts: list[int]
 ) -> None:
-    step, args = step_of(layer, "scan"), taking(experts, 25)
+    step, args = step_of(layer, "checkpoint"), taking(experts, 25)
     rows = 2 * 25 * 8 // 4
     assert num_slots(rows, 3) < rows
     run, closed = in_blocks(step, args, 4, 3)
@@ -92,7 +92,7 @@ def test_more_rows_than_a_buffer_holds_are_sent_in_further_rounds(
 def test_numbers_of_further_rounds_on_eight_devices(
     layer: Any, count: int, parts: int, groups: int, mesh: Any, pin: Any
 ) -> None:
-    step, args = step_of(layer, "scan"), taking([0, 1], 25)
+    step, args = step_of(layer, "checkpoint"), taking([0, 1], 25)
     assert num_slots(2 * 25 * 8 // count, parts) < 2 * 25 * 8 // count
     run, _ = in_blocks(step, args, count, parts, groups)
     pins = {"data['x']": pin, "data['y']": pin}
@@ -119,7 +119,7 @@ def test_a_program_without_gradients_is_differentiated_from_outside() -> None:
 
 def test_rounds_are_planned_as_one() -> None:
     args = params(1), batch(8, 25)
-    traced = trace(step_of(LAYERS[0], "unroll"), args, {})
+    traced = trace(step_of(LAYERS[0], "checkpoint"), args, {})
     choice = chosen(EXPERTS, {"count": 4, "parts": 3})
     program = apply_passes(traced, [choice]).program
     counts = [
