@@ -51,7 +51,7 @@ from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
 from rhino_jax.planner.decision import AUTO, noted
-from rhino_jax.planner.experts import all_recipes
+from rhino_jax.planner.experts import all_recipes, with_experts
 from rhino_jax.planner.least_memory import LeastMemory, error_of
 from rhino_jax.planner.notes import notes_of_microbatches
 from rhino_jax.planner.search.found import SearchResult
@@ -301,7 +301,7 @@ def _best_cut(search: Search) -> PlanData:
         own, variants = explorer.explored()
         recipes = recipes if fits else own
     if own.found.fits:
-        own = with_deferred_reductions(own)
+        own = with_deferred_reductions(with_experts(own, first))
     if written.refine:
         # Plain recipes are among the plans, also of the user's program.
         searches = [replace(own.search.asking(has_recipes=True), refine=written.refine)]

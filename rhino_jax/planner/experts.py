@@ -13,12 +13,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rhino_jax.hardware.layout import lay_out
-from rhino_jax.ir.transform import EXPERTS
+from rhino_jax.ir.transform import EXPERTS, UN_REMAT
 from rhino_jax.plan.records import Predicted
 from rhino_jax.planner.search.driver import solve_recipes
 from rhino_jax.planner.search.read_back.assemble import recipes_of
 from rhino_jax.planner.search.records import MeshProblem
-from rhino_jax.planner.variant_search import Search, VariantCandidate
+from rhino_jax.planner.variant_search import (
+    MIN_LAYOUT_GAIN,
+    Search,
+    VariantCandidate,
+    Variants,
+)
 from rhino_jax.recipes.recipes import Recipe, recipes_for
 
 
@@ -49,6 +54,29 @@ def in_parts(search: Search, name: str = "") -> Iterator[tuple[Search, MeshProbl
                     best[key] = step_s, own, problem
     for key, (_, own, problem) in best.items():
         yield own, replace(problem, recipes={key: problem.recipes[key]})
+
+
+def with_experts(own: VariantCandidate, written: VariantCandidate) -> VariantCandidate:
+    """Return the user's program with its experts in parts, where that is predicted to
+    be faster than what other passes make of it; else `own`.
+
+    Rows of experts that a backward pass reads have no buffers of their own
+    (`passes.experts.rounds`): a `jax.checkpoint` that they undo may be worth more.
+
+    Args:
+      own: the program with passes, searched; a plan fits.
+      written: the program as the user wrote it, searched.
+    """
+    if all(t.name != UN_REMAT for t in own.search.transforms):
+        return own
+    search = written.search.on(own.found.mesh_axes).asking(has_recipes=False)
+    variants = Variants(search=search, min_gain=MIN_LAYOUT_GAIN)
+    variants.begin(replace(own, found=own.found.at_fast, done=()))
+    for choice in search.tries(EXPERTS):
+        if choice.chosen["parts"] > 1:
+            variants.variant("experts in parts", [choice])
+    best = variants.taken()
+    return min([own, best.again()], key=lambda c: c.step_s) if best.done else own
 
 
 def all_recipes(of: VariantCandidate) -> dict[str, Predicted | None]:
