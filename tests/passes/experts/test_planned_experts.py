@@ -73,6 +73,30 @@ def test_many_tokens_stay_on_their_devices() -> None:
     assert all(reason.startswith("gathers p[") for reason in gathers)  # weights alone
 
 
+def test_a_checkpoint_is_kept_where_experts_are_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(f"{__name__}.CHOICES", 8)
+
+    def remade(p: Any, x: Any) -> Any:
+        def loss(p: Any) -> Any:
+            y = jax.checkpoint(layer)(p, x)
+            return jnp.mean(jnp.square(y).astype(jnp.float32))
+
+        value, grads = jax.value_and_grad(loss)(p)
+        return jax.tree.map(lambda a, b: (a - 0.1 * b).astype(a.dtype), p, grads), value
+
+    shapes = {"router": (2048, 256), "up": (256, 2048, 512), "down": (256, 512, 2048)}
+    p = {k: jax.ShapeDtypeStruct(s, jnp.bfloat16) for k, s in shapes.items()}
+    x = jax.ShapeDtypeStruct((65536, 2048), jnp.bfloat16)
+    options: Any = {"mesh": {"x": 8}, "hardware": "tpu7x:2x2x1", "level": "fast"}
+    plan = rhino.plan(remade, p, x, progress=False, **options)
+    assert [choice["parts"] for choice in choices(plan)] == [8]
+    assert "un-remat" not in {t.name for t in plan.transforms}
+    recipes = [r.step_time_s for r in plan.recipes.values() if r is not None]
+    assert plan.predicted.step_time_s < 0.8 * min(recipes)
+
+
 @pytest.mark.slow
 def test_numbers_are_the_same_from_a_file(tmp_path: Path) -> None:
     args = arguments(experts=8, tokens=65536)
