@@ -3,8 +3,9 @@
 All that is done to sorted rows is done in rounds, in a loop (`buffers`). As many rounds
 run as some block has rows for some part; that is one, unless tokens take experts of one
 part far more often than of others: no row is ever left out. Sums over rows are added up
-over rounds. Where other ops read rows, as gradients without `jax.checkpoint` do, one
-round has room for all. Order, positions and counts of rows are computed outside.
+over rounds; rows that other ops read are stacked, as many as there may be. Where rows
+leave a loop over layers, as for gradients without `jax.checkpoint`, one round has room
+for all. Order, positions and counts of rows are computed outside, for each block.
 
 Planned is one round (`ROUNDS`), as if tokens were spread well enough: a further round
 takes as long again, and no memory that the first did not. Without gradients in the
@@ -15,7 +16,7 @@ outside.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -44,10 +45,10 @@ ROUNDS = "experts_rounds"
 
 
 class RowsAreSaved(Exception):
-    """Ops outside of a loop of several rounds read its sorted rows.
+    """Sorted rows of several rounds leave a loop over layers.
 
-    Stacks of as many rounds as there may be would be copied into those of the loop over
-    layers: 29 of 74 ms of a mixture of 256 experts on tpu7x:2x2x1.
+    Stacks of as many rounds as there may be would be copied into those of the loop: 29
+    of 74 ms of a mixture of 256 experts on tpu7x:2x2x1.
     """
 
 
@@ -139,17 +140,23 @@ class RoundsEmitter(BlocksEmitter):
             or not {*places}.issuperset(region.readers.get(v, ()))
         ]
         if outs:
+            leaving = {*region.outputs} if region is not self.tokens.flat.top else set()
             with items[0].context(), jax.named_scope(ROUNDS):
-                self.loop(items, outs)
+                self.loop(items, outs, leaving)
         for item in after:
             self.now(item)
 
-    def loop(self, items: Sequence[FlatOp], outs: Sequence[int]) -> None:
+    def loop(
+        self, items: Sequence[FlatOp], outs: Sequence[int], leaving: Set[int]
+    ) -> None:
         """Run ops in rounds.
 
         Args:
           items: the ops.
           outs: results that others read.
+          leaving: values that leave the loop over layers that the ops are in.
+        Raises:
+          RowsAreSaved: rows do, and may be those of several rounds.
         """
         tokens = self.tokens
         orders = {
@@ -189,7 +196,8 @@ class RoundsEmitter(BlocksEmitter):
             return [number + 1, *found]
 
         most = max(-(-rows[k] // slots[k]) for k in orders)
-        if any(is_rows) and most > 1:
+        rows_leave = any(s and v in leaving for s, v in zip(is_rows, outs, strict=True))
+        if rows_leave and most > 1:
             raise RowsAreSaved
         if not self.may_loop:
             found = [
