@@ -216,6 +216,7 @@ def _inside(
         if op.pin is not None:
             name = f"rhino.pin at {op.source}"
             value = program.values[op.results[0]]
+            # The pin's layout as an open spec; it may be for another mesh.
             if op.pin.mesh_axes is not None and dict(op.pin.mesh_axes) != dict(
                 mesh_axes
             ):

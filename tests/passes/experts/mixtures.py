@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+import rhino_jax as rhino
 from rhino_jax.frontend.trace import trace
 from rhino_jax.passes.experts.choice import sort_in_blocks
 
@@ -126,6 +127,16 @@ def step_of(layer: Layer, loop: str = "scan") -> Callable[[Any, Any], Any]:
         return jax.tree.map(lambda p, g: p - 0.1 * g, p, grads), value
 
     return step
+
+
+def on_devices(run: Any, mesh: Any, pin: Any) -> Any:
+    """Return a step on emulated devices, with a pin of its data."""
+
+    def train(p: Any, data: Any) -> Any:
+        return run(p, data)
+
+    pins = {"data['x']": pin, "data['y']": pin}
+    return rhino.auto_shard(train, mesh=mesh, hardware="v5e", pins=pins)
 
 
 def in_blocks(

@@ -78,7 +78,7 @@ def test_a_checkpoint_is_kept_where_experts_are_in_parts(
 ) -> None:
     monkeypatch.setattr(f"{__name__}.CHOICES", 8)
 
-    def remade(p: Any, x: Any) -> Any:
+    def checkpointed(p: Any, x: Any) -> Any:
         def loss(p: Any) -> Any:
             y = jax.checkpoint(layer)(p, x)
             return jnp.mean(jnp.square(y).astype(jnp.float32))
@@ -90,7 +90,7 @@ def test_a_checkpoint_is_kept_where_experts_are_in_parts(
     p = {k: jax.ShapeDtypeStruct(s, jnp.bfloat16) for k, s in shapes.items()}
     x = jax.ShapeDtypeStruct((65536, 2048), jnp.bfloat16)
     options: Any = {"mesh": {"x": 8}, "hardware": "tpu7x:2x2x1", "level": "fast"}
-    plan = rhino.plan(remade, p, x, progress=False, **options)
+    plan = rhino.plan(checkpointed, p, x, progress=False, **options)
     assert [choice["parts"] for choice in choices(plan)] == [8]
     assert "un-remat" not in {t.name for t in plan.transforms}
     recipes = [r.step_time_s for r in plan.recipes.values() if r is not None]

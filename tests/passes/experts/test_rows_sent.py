@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-import rhino_jax as rhino
 from rhino_jax.frontend.regions import inner_equations
+from rhino_jax.frontend.rules.dot import RAGGED_DOTS
 from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.transform import EXPERTS, chosen
 from rhino_jax.passes.apply import apply_passes
@@ -24,6 +24,7 @@ from tests.passes.experts.mixtures import (
     balanced,
     batch,
     in_blocks,
+    on_devices,
     params,
     step_of,
 )
@@ -60,15 +61,21 @@ def taking(experts: list[int], length: int) -> Any:
 
 @pytest.mark.parametrize("layer", LAYERS[:2])
 @pytest.mark.parametrize("experts", [[0, 1], [5, 2]], ids=str)
+@pytest.mark.parametrize("loop", ["checkpoint", "unroll", "scan"])
 def test_more_rows_than_a_buffer_holds_are_sent_in_further_rounds(
-    layer: Any, experts: list[int]
+    layer: Any, experts: list[int], loop: str
 ) -> None:
-    step, args = step_of(layer, "checkpoint"), taking(experts, 25)
+    step, args = step_of(layer, loop), taking(experts, 25)
     rows = 2 * 25 * 8 // 4
+    # Rows that leave the loop over layers have room in one round.
+    slots = rows if loop == "scan" else num_slots(rows, 3)
     assert num_slots(rows, 3) < rows
     run, closed = in_blocks(step, args, 4, 3)
-    names = [eqn.primitive.name for eqn in inner_equations(closed)]
-    assert "while" in names
+    eqns = list(inner_equations(closed))
+    factors = [e.invars[0].aval.shape for e in eqns if e.primitive.name in RAGGED_DOTS]
+    assert factors and all(4 * slots in shape for shape in factors)
+    assert "while" in [eqn.primitive.name for eqn in eqns]
+    same(jax.jit(run)(*args), jax.jit(step)(*args))
     same(jax.jit(run)(*args), jax.jit(step)(*args))
 
 
@@ -95,13 +102,7 @@ def test_numbers_of_further_rounds_on_eight_devices(
     step, args = step_of(layer, "checkpoint"), taking([0, 1], 25)
     assert num_slots(2 * 25 * 8 // count, parts) < 2 * 25 * 8 // count
     run, _ = in_blocks(step, args, count, parts, groups)
-    pins = {"data['x']": pin, "data['y']": pin}
-
-    def train(p: Any, data: Any) -> Any:
-        return run(p, data)
-
-    sharded = rhino.auto_shard(train, mesh=mesh, hardware="v5e", pins=pins)
-    same(sharded(*args), jax.jit(step)(*args))
+    same(on_devices(run, mesh, pin)(*args), jax.jit(step)(*args))
 
 
 def test_a_program_without_gradients_is_differentiated_from_outside() -> None:

@@ -12,7 +12,6 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-import rhino_jax as rhino
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.regions import inner_equations
 from rhino_jax.frontend.rules.dot import RAGGED_DOTS
@@ -27,6 +26,7 @@ from tests.passes.experts.mixtures import (
     batch,
     in_blocks,
     multiplied,
+    on_devices,
     params,
     routed,
     step_of,
@@ -108,13 +108,7 @@ def test_numbers_on_eight_devices(
 ) -> None:
     step, args = step_of(layer, loop), (params(2), batch(8, 3))
     run, _ = in_blocks(step, args, count, parts)
-    pins = {"data['x']": pin, "data['y']": pin}
-
-    def train(p: Any, data: Any) -> Any:
-        return run(p, data)
-
-    sharded = rhino.auto_shard(train, mesh=mesh, hardware="v5e", pins=pins)
-    same(sharded(*args), jax.jit(step)(*args))
+    same(on_devices(run, mesh, pin)(*args), jax.jit(step)(*args))
 
 
 def test_what_reads_the_order_of_all_tokens_sorts_them_together() -> None:

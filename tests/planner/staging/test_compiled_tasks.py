@@ -22,8 +22,8 @@ from tests.verify.extras import skipped_without_extra
         ("gpt-small", {}, "h100:8", 4, "zero-bubble", 1.3),
         ("gpt-small", {}, "h100:8", 4, "1f1b", 1.3),
         ("unet-base", {}, "h100:8", 4, "auto", 1.5),
-        # 1.80: scores of attention are predicted to stay on the chip, and softmaxes to
-        # take two kernels of the three that they are.
+        # 1.80: scores of attention are predicted to stay on the chip; not all of the
+        # rest is explained.
         ("gpt-small", {}, "v5e:2x4", 4, "auto", 1.9),
         ("gpt-small", {"layers": "scan"}, "h100:8", 4, "auto", 1.3),
         ("gpt-small", {"layers": "scan"}, "h100:8", 1, "auto", 1.3),
