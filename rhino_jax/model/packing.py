@@ -44,10 +44,6 @@ from rhino_jax.model.options import Options
 from rhino_jax.model.strategies import Strategy
 
 
-Axes = tuple[int, ...]
-"""Positions of mesh axes."""
-
-
 def are_combined(analysis: ProgramAnalysis) -> list[bool]:
     """Return [edges], whether the reshards on each are combined with others."""
     combines = analysis.target.device.lowering.combines
@@ -56,7 +52,7 @@ def are_combined(analysis: ProgramAnalysis) -> list[bool]:
 
 def find_sum_sizes(
     analysis: ProgramAnalysis, options: Sequence[Options]
-) -> Mapping[int, Mapping[Axes, int]]:
+) -> Mapping[int, Mapping[tuple[int, ...], int]]:
     """Return node id → mesh axes over which its results may be partial → number of ops,
     itself among them, that are reduced with it as one sum; absent: 1.
 
@@ -139,9 +135,8 @@ def with_packing(
                 latency_share(analysis, node, s, k)
                 for s, k in zip(own.strategies, summed, strict=True)
             ]
-            saved = (1 - np.array(paid)) * latency_s + (
-                1 - 1 / np.array(summed)
-            ) * bytes_s
+            saved = (1 - np.array(paid)) * latency_s
+            saved += (1 - 1 / np.array(summed)) * bytes_s
             found[key] = replace(
                 own, cost_s=own.cost_s + added - saved, compute_s=own.compute_s + added
             )

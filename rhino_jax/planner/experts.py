@@ -60,8 +60,8 @@ def with_experts(own: VariantCandidate, written: VariantCandidate) -> VariantCan
     """Return the user's program with its experts in parts, where that is predicted to
     be faster than what other passes make of it; else `own`.
 
-    Rows of experts that a backward pass reads have no buffers of their own
-    (`passes.experts.rounds`): a `jax.checkpoint` that they undo may be worth more.
+    Where other passes undo a `jax.checkpoint`, rows of experts leave the loop over
+    layers, and their parts have room for all rows (`passes.experts.rounds`).
 
     Args:
       own: the program with passes, searched; a plan fits.

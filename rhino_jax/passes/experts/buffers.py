@@ -76,13 +76,7 @@ class Buffers:
         runs = jnp.concatenate([sent, slots - own[:, :, None]], axis=2)
         runs = jnp.reshape(runs, (parts, groups, blocks // groups, -1))
         size = runs.shape[2] * slots
-        slot = jnp.reshape(
-            jnp.cumsum(jnp.reshape(runs, (parts, groups, -1)), 2), runs.shape
-        )
-        slot -= runs
-        turned = jnp.swapaxes(runs, 2, 3)
-        place = jnp.cumsum(jnp.reshape(turned, (parts, groups, -1)), axis=2)
-        place = jnp.reshape(place, turned.shape) - turned
+        slot, place = _starts(runs), _starts(jnp.swapaxes(runs, 2, 3))
         sources = _pieces(place, jnp.swapaxes(slot, 2, 3) - place, size)
         targets = _pieces(slot, jnp.swapaxes(place, 2, 3) - slot, size)
         by_expert = jnp.sum(runs[..., :-1], axis=2)
