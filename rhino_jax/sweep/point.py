@@ -7,8 +7,10 @@ sweep.
 from __future__ import annotations
 
 import itertools
+import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any
 
 from rhino_jax.errors import RhinoError
@@ -22,17 +24,6 @@ from rhino_jax.utils.keywords import brief, read_bytes, read_count, read_count_o
 
 
 WHAT = "`rhino.sweep`"
-
-NAMES = (
-    "hardware",
-    "devices",
-    "mesh",
-    "memory_budget_bytes",
-    "batch",
-    "stages",
-    "microbatches",
-)
-"""Options that may vary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +52,10 @@ class SweepConfig:
     def passes(self) -> tuple[int | None, int | str | tuple[int, ...], int | str]:
         """Options that change the program: batch, stages, micro-batches."""
         return self.batch, self.stages, self.microbatches
+
+
+NAMES = tuple(f.name for f in fields(SweepConfig))
+"""Options that may vary."""
 
 
 def configurations(lists: Mapping[str, Any]) -> list[SweepConfig]:
@@ -149,13 +144,13 @@ class Point:
     batch: int | None
     stages: int | str | tuple[int, ...]
     microbatches: int | str
-    fits: bool
-    why: str
-    step_s: float
-    compute_s: float
-    communication_s: float
-    peak_bytes: int
-    price_per_step: float | None
+    fits: bool = False
+    why: str = ""
+    step_s: float = math.inf
+    compute_s: float = math.inf
+    communication_s: float = math.inf
+    peak_bytes: int = 0
+    price_per_step: float | None = None
     make: Callable[[], Plan] | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -250,12 +245,7 @@ class Counts:
     ruled_out: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.models + other.models,
-            self.searches + other.searches,
-            self.reused + other.reused,
-            self.ruled_out + other.ruled_out,
-        )
+        return Counts(*map(operator.add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,3 +270,7 @@ class SweepWork:
     processes: int
     cpu_s: float
     seconds: float
+
+
+Told = Callable[[int, int, Point | None], None]
+"""Called with the number of points done, of all, and the best point so far."""

@@ -30,6 +30,7 @@ from rhino_jax.sweep.point import (
     Point,
     SweepConfig,
     SweepWork,
+    Told,
 )
 from rhino_jax.sweep.table import best_of
 from rhino_jax.utils.worker import TaskFailed, Worker, WorkerEnded
@@ -196,9 +197,6 @@ def _result(future: Future[SearchOutcome], pending: Pending) -> SearchOutcome:
             fix="workers=1 searches in this process alone; fewer need less memory.",
         )
     raise failure
-
-
-Told = Callable[[int, int, Point | None], None]
 
 
 class SweepRun:

@@ -25,7 +25,7 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.options import split_options, with_options_of_call
 from rhino_jax.planner.options import PlanOptions
 from rhino_jax.runtime.sharded import ShardedFunction
-from rhino_jax.sweep.point import NAMES, WHAT, Point, configurations
+from rhino_jax.sweep.point import NAMES, WHAT, Point, Told, configurations
 from rhino_jax.sweep.table import Sweep
 from rhino_jax.units import format_seconds
 from rhino_jax.utils.keywords import read_count
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 TOLD_EVERY_S = 1.0
 """Minimum seconds between two lines of progress."""
-
-Told = Callable[[int, int, Point | None], None]
 
 
 @with_options_of_call(

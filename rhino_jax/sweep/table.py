@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from rhino_jax.errors import RhinoError
@@ -17,11 +17,7 @@ from rhino_jax.sweep.point import Point, SweepWork, format_price, format_stages
 from rhino_jax.units import format_bytes, format_seconds
 
 
-COLUMNS = (
-    "hardware", "devices", "mesh", "memory_budget_bytes", "batch", "stages",
-    "microbatches", "fits", "why", "step_s", "compute_s", "communication_s",
-    "peak_bytes", "price_per_step",
-)  # fmt: skip
+COLUMNS = tuple(f.name for f in fields(Point) if f.name != "make")
 
 FRONT = "Pareto front of step time, cost, memory and devices"
 
