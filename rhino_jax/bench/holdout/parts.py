@@ -42,12 +42,7 @@ def layer_norm(p: Params, x: jax.Array) -> jax.Array:
 
 
 def attention_init(width: int) -> Params:
-    return {
-        "q": dense_init(width, width),
-        "k": dense_init(width, width),
-        "v": dense_init(width, width),
-        "out": dense_init(width, width),
-    }
+    return {name: dense_init(width, width) for name in ("q", "k", "v", "out")}
 
 
 def attention(
@@ -72,11 +67,8 @@ def attention(
     def split(y: jax.Array) -> jax.Array:
         return y.reshape(*y.shape[:-1], num_heads, -1)
 
-    q, k, v = (
-        split(dense(p["q"], x)),
-        split(dense(p["k"], context)),
-        split(dense(p["v"], context)),
-    )
+    sources = {"q": x, "k": context, "v": context}
+    q, k, v = (split(dense(p[name], y)) for name, y in sources.items())
     scores = jnp.einsum("bshd,bthd->bhst", q, k).astype(jnp.float32)
     scores = scores / math.sqrt(q.shape[-1])
     if bias is not None:

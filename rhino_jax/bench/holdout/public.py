@@ -20,6 +20,7 @@ import optax
 from rhino_jax.bench.holdout.parts import cross_entropy
 from rhino_jax.hardware.files import configs_dir
 from rhino_jax.models.config import ModelConfig
+from rhino_jax.models.train import train_step_for
 from rhino_jax.models.workload import Workload
 
 
@@ -69,23 +70,15 @@ def workload(
         inputs = _inputs(data, batch, length, vocab, key)
         return {"inputs": inputs, "seed": jax.random.randint(key, (), 0, 2**30)}
 
-    def step(
-        params: Any, opt_state: Any, statistics: Any, examples: Any
-    ) -> tuple[Any, ...]:
-        def loss_fn(params: Any) -> tuple[jax.Array, Any]:
-            return _loss_of(flax_model(), params, statistics, examples)
-
-        found = jax.value_and_grad(loss_fn, has_aux=True)(params)
-        (loss, statistics), grads = found
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, statistics, loss
+    def loss_fn(params: Any, statistics: Any, examples: Any) -> tuple[jax.Array, Any]:
+        return _loss_of(flax_model(), params, statistics, examples)
 
     return Workload(
         name=name,
         config=ModelConfig(batch=batch),
         init=init,
         make_batch=make_batch,
-        step=step,
+        step=train_step_for(loss_fn, optimizer, has_state=True),
         donate_argnums=(0, 1, 2),
     )
 

@@ -30,15 +30,7 @@ def bert(
         "positions": weights.normal(seq_len, width, fan_in=width),
         "segments": weights.normal(2, width, fan_in=width),
         "ln": weights.norm(width),
-        "layers": [
-            {
-                "attention": parts.attention_init(width),
-                "ln1": weights.norm(width),
-                "mlp": parts.mlp_init(width, 4 * width),
-                "ln2": weights.norm(width),
-            }
-        ]
-        * num_layers,
+        "layers": [parts.layer_init(width)] * num_layers,
         "head": parts.dense_init(width, width),
         "head_ln": weights.norm(width),
         "head_bias": weights.zeros(vocab),
@@ -126,8 +118,8 @@ def t5(
     }
 
     def loss_fn(params: Params, batch: Params) -> jax.Array:
-        context = _encoded(params, batch["source"], num_heads)
-        x = _decoded(params, context, batch["target"], num_heads)
+        context = _stack(params, "encoder", batch["source"], num_heads)
+        x = _stack(params, "decoder", batch["target"], num_heads, context)
         logits = x @ params["tokens"].T.astype(x.dtype)
         return parts.cross_entropy(logits, batch["target"])
 
@@ -156,33 +148,37 @@ def _layer_init(width: int, *, crosses: bool) -> Params:
     return layer
 
 
-def _encoded(params: Params, source: jax.Array, num_heads: int) -> jax.Array:
-    """Encode tokens [B, S] → [B, S, D]."""
-    bias = _position_bias(params["encoder_bias"], source.shape[1])
-    x = params["tokens"][source].astype(jnp.bfloat16)
-    for p in params["encoder"]:
-        y = parts.layer_norm(p["ln1"], x)
-        x = x + parts.attention(p["self"], y, y, num_heads, bias=bias)
-        x = x + _gated(p["mlp"], parts.layer_norm(p["ln2"], x))
-    return parts.layer_norm(params["encoder_ln"], x)
-
-
-def _decoded(
-    params: Params, context: jax.Array, target: jax.Array, num_heads: int
+def _stack(
+    params: Params,
+    side: str,
+    tokens: jax.Array,
+    num_heads: int,
+    context: jax.Array | None = None,
 ) -> jax.Array:
-    """Decode tokens [B, T], each of which attends to those before it, → [B, T, D]."""
-    length = target.shape[1]
-    bias = _position_bias(params["decoder_bias"], length)
-    causal = jnp.tril(jnp.ones((length, length), dtype=bool))
-    shifted = jnp.pad(target, ((0, 0), (1, 0)))[:, :-1]
-    x = params["tokens"][shifted].astype(jnp.bfloat16)
-    for p in params["decoder"]:
+    """Encode or decode tokens [B, S] → [B, S, D].
+
+    Args:
+      params: parameters of the model.
+      side: "encoder" or "decoder".
+      tokens: the tokens.
+      num_heads: number of heads.
+      context: the encoder's result, for the decoder, whose tokens attend to those
+        before them; None for the encoder.
+    """
+    length = tokens.shape[1]
+    bias, causal = _position_bias(params[f"{side}_bias"], length), None
+    if context is not None:
+        causal = jnp.tril(jnp.ones((length, length), dtype=bool))
+        tokens = jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
+    x = params["tokens"][tokens].astype(jnp.bfloat16)
+    for p in params[side]:
         y = parts.layer_norm(p["ln1"], x)
         x = x + parts.attention(p["self"], y, y, num_heads, causal, bias)
-        y = parts.layer_norm(p["ln3"], x)
-        x = x + parts.attention(p["cross"], y, context, num_heads)
+        if context is not None:
+            y = parts.layer_norm(p["ln3"], x)
+            x = x + parts.attention(p["cross"], y, context, num_heads)
         x = x + _gated(p["mlp"], parts.layer_norm(p["ln2"], x))
-    return parts.layer_norm(params["decoder_ln"], x)
+    return parts.layer_norm(params[f"{side}_ln"], x)
 
 
 def _position_bias(table: jax.Array, length: int) -> jax.Array:
