@@ -69,39 +69,36 @@ def fit_results(results: Iterable[Result]) -> tuple[Fit, ...]:
 
 def _fit(hardware: str, results: Sequence[Result]) -> Fit:
     rates = [r.rates for r in results if r.rates is not None]
-    matmul = _ratio([(r.matmul_peak_s, r.matmul_s) for r in rates])
-    memory = _ratio([(r.memory_peak_s, r.memory_s) for r in rates])
+    matmul, memory = (_efficiency(rates, work) for work in ("matmul", "memory"))
+    error = None
+    if matmul is not None and memory is not None:
+        errors = [
+            abs((r.matmul_peak_s / matmul + r.memory_peak_s / memory) / taken - 1)
+            for r in rates
+            if (taken := r.matmul_s + r.memory_s)
+        ]
+        error = float(np.median(errors))
     shares = [s for r in results if (s := _hidden_share(r)) is not None]
     has_shares = len(shares) >= MIN_PROGRAMS
-    low, high = np.quantile(shares, (0.25, 0.75)) if has_shares else (0.0, 0.0)
+    low, middle, high = np.quantile(shares or (0.0,), (0.25, 0.5, 0.75))
     return Fit(
         hardware=hardware,
         programs=len(results),
         matmul_efficiency=matmul,
         memory_efficiency=memory,
-        compute_error=_error(rates, matmul, memory),
-        hidable_share=float(np.median(shares)) if has_shares else None,
+        compute_error=error,
+        hidable_share=float(middle) if has_shares else None,
         hidable_programs=len(shares),
         hidable_spread=float(high - low) / 2 if has_shares else None,
     )
 
 
-def _ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
-    at_peak, taken = (sum(p[i] for p in pairs) for i in (0, 1))
+def _efficiency(rates: Sequence[Rates], work: str) -> float | None:
+    """Return peak seconds over estimated ones of "matmul" or "memory" work."""
+    at_peak, taken = (
+        sum(getattr(r, f"{work}_{end}") for r in rates) for end in ("peak_s", "s")
+    )
     return at_peak / taken if at_peak and taken else None
-
-
-def _error(
-    rates: Sequence[Rates], matmul: float | None, memory: float | None
-) -> float | None:
-    if matmul is None or memory is None:
-        return None
-    errors = [
-        abs((r.matmul_peak_s / matmul + r.memory_peak_s / memory) / taken - 1)
-        for r in rates
-        if (taken := r.matmul_s + r.memory_s)
-    ]
-    return float(np.median(errors))
 
 
 def _hidden_share(result: Result) -> float | None:
@@ -151,7 +148,6 @@ def write_fit(fit: Fit, folder: Path | None = None) -> Path:
     if file.exists() and "\non_chip_bytes = " in file.read_text(encoding="utf-8"):
         # Programs' bytes are in both memories.
         fit = replace(fit, memory_efficiency=None)
-    _refuse_beyond_peak(fit, str(file))
     by = f"fitted: {fit.programs} programs"
     error = "" if fit.compute_error is None else f", error {fit.compute_error:.0%}"
     values = {
@@ -166,6 +162,7 @@ def write_fit(fit: Fit, folder: Path | None = None) -> Path:
         text = file.read_text(encoding="utf-8")
         for key, (value, why) in values.items():
             if value is not None:
+                _refuse_beyond_peak(key, value, fit.programs, str(file))
                 text = _with_line(text, key, f"{value:.3g}", why, str(file))
         file.write_text(text, encoding="utf-8")
     except OSError as failed:
@@ -177,22 +174,16 @@ def write_fit(fit: Fit, folder: Path | None = None) -> Path:
     return file
 
 
-def _refuse_beyond_peak(fit: Fit, file: str) -> None:
-    """Refuse efficiencies above 1, which no hardware file may have.
-
-    Raises:
-      BenchError: programs exceed a peak.
-    """
-    for key in ("matmul_efficiency", "memory_efficiency"):
-        value = getattr(fit, key)
-        if value is not None and value > 1:
-            raise BenchError(
-                f"`fit --write`: {key} is above 1.",
-                where=file,
-                numbers=f"{value:.3g} over {fit.programs} programs",
-                fix="fit larger programs, whose arrays do not stay on the chip; or"
-                " correct the peak in the file.",
-            )
+def _refuse_beyond_peak(key: str, value: float, programs: int, file: str) -> None:
+    """Refuse a share above 1, which no hardware file may have."""
+    if value > 1:
+        raise BenchError(
+            f"`fit --write`: {key} is above 1.",
+            where=file,
+            numbers=f"{value:.3g} over {programs} programs",
+            fix="fit larger programs, whose arrays do not stay on the chip; or"
+            " correct the peak in the file.",
+        )
 
 
 def _with_line(text: str, key: str, value: str, why: str, file: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from rhino_jax.bench.timing import mean_s
 from rhino_jax.cost.collectives import collective_s
 from rhino_jax.errors import HardwareError
 from rhino_jax.hardware.files import detect_target
@@ -127,16 +127,10 @@ class _Devices:
             return jax.lax.fori_loop(0, steps, lambda _, x: op(x), x)
 
         short, long = (
-            statistics.median(_seconds(loop, steps, x) for _ in range(SAMPLES))
+            statistics.median(mean_s(partial(loop, steps, x)) for _ in range(SAMPLES))
             for steps in STEPS
         )
         return (long - short) / (STEPS[1] - STEPS[0])
-
-
-def _seconds(loop: Callable[..., Any], steps: int, x: Any) -> float:
-    started = time.perf_counter()
-    jax.block_until_ready(loop(steps, x))
-    return time.perf_counter() - started
 
 
 def _grow(seconds: Callable[[int], float], size: int) -> tuple[int, float]:
@@ -206,21 +200,20 @@ def _with_links(
 ) -> Measured:
     """Fit latency to the small collectives, then bandwidth to the large ones."""
     unit = MeshAxis("inner", 1, 1.0, float("inf"), topology)
-    steps = [_priced(s, unit) for s in samples]
-    copied = [_priced(s, replace(unit, alpha_s=0.0, bytes_per_s=1.0)) for s in samples]
-    taken = [s.taken_s for s in samples]
-    large = [i for i, s in enumerate(samples) if s.is_large]
-    small = [i for i, s in enumerate(samples) if not s.is_large]
-    alpha_s = statistics.median(taken[i] / steps[i] for i in small)
-    rate = statistics.median(copied[i] / (taken[i] - alpha_s * steps[i]) for i in large)
-    fitted = [alpha_s * a + b / rate for a, b in zip(steps, copied, strict=True)]
-    errors = [abs(f / t - 1) for f, t in zip(fitted, taken, strict=True)]
+    steps = np.array([_priced(s, unit) for s in samples])
+    copying = replace(unit, alpha_s=0.0, bytes_per_s=1.0)
+    copied = np.array([_priced(s, copying) for s in samples])
+    taken = np.array([s.taken_s for s in samples])
+    is_large = np.array([s.is_large for s in samples])
+    alpha_s = np.median((taken / steps)[~is_large])
+    rate = np.median(copied[is_large] / (taken - alpha_s * steps)[is_large])
+    errors = np.abs((alpha_s * steps + copied / rate) / taken - 1)
     return replace(
         measured,
         topology=topology,
-        alpha_s=alpha_s,
-        bytes_per_s=rate,
-        error=statistics.median(errors),
+        alpha_s=float(alpha_s),
+        bytes_per_s=float(rate),
+        error=float(np.median(errors)),
     )
 
 

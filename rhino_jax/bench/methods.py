@@ -40,7 +40,6 @@ PLAIN = ("dp", "zero1", "fsdp")
 RHINO = ("fast", "best", "auto", "refined")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "token-slices")
 ALPA = "alpa"
-DENSITIES = ("all", "matmul", "batch")
 REFINE = 3
 """Number of candidates that `refined` compiles by default."""
 
@@ -86,16 +85,12 @@ def parse_method(text: Any) -> ShardingMethod:
         *SCHEDULES,
         ALPA,
     )
-    plan, at, density = str(text).partition("@")
+    plan, _, density = str(text).partition("@")
     plan, colon, number = plan.partition(":")
-    is_known = plan in RECIPES or (plan in (*RHINO, *SCHEDULES, ALPA) and not at)
-    if at and density not in DENSITIES:
-        is_known = False
-    if density == "batch" and plan not in PLAIN:
-        is_known = False
-    if colon and not (plan == "refined" and number.isdecimal() and int(number) >= 2):
-        is_known = False
-    if not isinstance(text, str) or not is_known:
+    is_known = text in (*known, *(f"{r}@all" for r in RECIPES))
+    if colon and plan == "refined" and not density:
+        is_known = number.isdecimal() and int(number) >= 2
+    if not is_known:
         raise BenchError(
             f"method {text!r} is not known.{nearest(str(text), known)}",
             numbers=f"known: {', '.join(known)}, refined:5 (any number from 2)",

@@ -83,25 +83,20 @@ class Store:
           kind: its type.
           made_with: what it depends on, such as versions.
         """
-        file = self.folder / "results" / f"{key}.json"
-        return None if self.is_fresh else read_value(file, kind, made_with)
+        if self.is_fresh:
+            return None
+        values = read_json(self.folder / "results" / f"{key}.json")
+        try:
+            if values["made_with"] == to_json(made_with):
+                return from_json(kind, values["value"])
+        except (KeyError, TypeError, ValueError):
+            pass
+        return None
 
     def save(self, key: str, value: Any, made_with: Mapping[str, Any]) -> None:
         """Save a result, with what it depends on."""
         path = self.folder / "results" / f"{key}.json"
         write_json(path, {"made_with": made_with, "value": value})
-
-
-def read_value(path: Path, kind: type[T], made_with: Mapping[str, Any]) -> T | None:
-    """Return the value of a file; None if there is none, or it depends on other
-    things."""
-    values = read_json(path)
-    try:
-        if values is None or values["made_with"] != to_json(made_with):
-            return None
-        return from_json(kind, values["value"])
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -141,7 +136,7 @@ def read_earlier(file: str, key: str, kind: type[T], what: str, of: str, fix: st
         raise BenchError(what, where=file, numbers=str(error), fix=f"{fix}.") from None
 
 
-def read_json(path: Path) -> Any | None:
+def read_json(path: Path) -> Any:
     """Return the content of a JSON file; None if it is missing or not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
