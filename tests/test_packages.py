@@ -47,7 +47,7 @@ CODE_TOKENS = {
     "": 4_400,
     "_compat": 5_900,
     "analysis": 35_300,
-    "bench": 44_300,
+    "bench": 42_600,
     "commands": 7_500,
     "contest": 2_300,
     "cost": 5_200,
@@ -66,7 +66,7 @@ CODE_TOKENS = {
     "rewrite": 6_600,
     "runtime": 48_900,
     "solver": 34_800,
-    "sweep": 9_700,
+    "sweep": 9_600,
     "utils": 6_700,
     "verify": 49_900,
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 from rhino_jax.errors import RhinoError, check_keys
@@ -26,19 +26,34 @@ class BenchError(RhinoError, ValueError):
     """A suite is malformed, or a benchmark cannot run as requested."""
 
 
-def suite_table(entries: Mapping[str, Any], file: str, what: str) -> CheckedTable:
-    """Return a table of a suite's file, for errors on its values."""
-    return CheckedTable(entries, what, file, BenchError)
-
-
 def _is_names(value: Any) -> bool:
     is_list = isinstance(value, list | tuple)
     return is_list and all(isinstance(name, str) for name in value)
 
 
-_EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+def _is_count(value: Any, least: int = 1) -> bool:
+    return isinstance(value, int) and is_number(value, least)
+
+
+def _is_table(value: Any, least: int = 1) -> bool:
+    return isinstance(value, Mapping) and all(
+        _is_count(v, least) for v in value.values()
+    )
+
+
+def _is_list(value: Any, is_one: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(is_one, value))
+
+
+Checks = Mapping[str, tuple[Callable[[Any], bool], str]]
+"""Key → whether a value is valid, and what is expected."""
+
+_MESH = _is_table, "a table of axis sizes >= 1"
+_COUNT = (lambda value: _is_count(value, 0), "a number >= 0")
+
+ROW: Checks = {
     "overrides": (lambda value: isinstance(value, dict), "a table"),
-    "mesh": (lambda value: _is_table(value, 1), "a table of axis sizes >= 1"),
+    "mesh": _MESH,
     "target": (lambda value: isinstance(value, str), "a name, as 'v5e:4x4'"),
     "memory_share": (
         lambda value: is_number(value, most=1) and value > 0,
@@ -49,31 +64,42 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda x: isinstance(x, str) and parse_bytes(x) is not None,
         "a size, as '6GiB'",
     ),
-    "microbatches": (lambda value: _is_count(value, 0), "a number >= 0"),
-    "stages": (lambda value: _is_count(value, 0), "a number >= 0"),
+    "microbatches": _COUNT,
+    "stages": _COUNT,
     "per_microbatch": (_is_names, "a list of names"),
     "published": (is_number, "a number >= 0"),
-    "published_s": (
-        lambda value: isinstance(value, list) and all(map(is_number, value)),
-        "a list of seconds",
-    ),
+    "published_s": (lambda value: _is_list(value, is_number), "a list of seconds"),
 }
-"""Key of a row → whether a value is valid, and what is expected."""
+"""Keys of a row whose values are valid or not by themselves."""
 
 
-def check_values(at: CheckedTable) -> None:
-    """Check the values of a row that are valid or not by themselves.
+def checked(at: CheckedTable, checks: Checks) -> dict[str, Any]:
+    """Return the values of a table; tables as pairs, lists as tuples.
 
     Raises:
-      BenchError: a value is invalid, or two limits of memory are given.
+      BenchError: a value is invalid.
     """
-    row = at.entries
-    for key, (is_good, expected) in _EXPECTED.items():
-        if key in row:
-            at.check(is_good(row[key]), key, row[key], expected)
-    is_one = "memory_share" not in row or "memory_room" not in row
-    said = row.get("memory_room")
-    at.check(is_one, "memory_room", said, "left out beside `memory_share`")
+    for key, (is_good, expected) in checks.items():
+        if key in at.entries:
+            at.check(is_good(at.entries[key]), key, at.entries[key], expected)
+    return {key: _frozen(value) for key, value in at.entries.items()}
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    return tuple(value) if isinstance(value, list) else value
+
+
+def entries_of(record: Any, **changed: Any) -> dict[str, Any]:
+    """Return a record's values as a suite writes them, without those by default.
+
+    Args:
+      record: the record.
+      changed: values in place of the record's.
+    """
+    values = [(f, changed.get(f.name, getattr(record, f.name))) for f in fields(record)]
+    return {f.name: value for f, value in values if value != f.default}
 
 
 def built(
@@ -117,15 +143,8 @@ class PlanOutline:
 
     def to_table(self) -> dict[str, Any]:
         """Return the outline as a suite writes it."""
-        table: dict[str, Any] = {
-            "stages": list(self.stages),
-            "microbatches": self.microbatches,
-        }
-        if self.mesh:
-            table["mesh"] = dict(self.mesh)
-        if self.pins:
-            table["pins"] = dict(self.pins)
-        return table
+        mesh, pins = dict(self.mesh) or (), dict(self.pins) or ()
+        return entries_of(self, stages=list(self.stages), mesh=mesh, pins=pins)
 
     def asked(self) -> dict[str, Any]:
         """Return the keywords of `rhino.plan`; the schedule is 1F1B, as Alpa runs."""
@@ -154,28 +173,16 @@ def parse_solution(table: Any, devices: int, at: CheckedTable) -> PlanOutline | 
         return None
     at.check(isinstance(table, dict), "alpa", table, "a table")
     at = replace(at, entries=table)
-    at.refuse_unknown(("stages", "microbatches", "mesh", "pins"))
-    stages, count = table.get("stages", MISSING), table.get("microbatches", MISSING)
-    is_list = isinstance(stages, list) and all(map(_is_count, stages))
-    is_whole = is_list and sum(stages) == devices
-    at.check(is_whole, "stages", stages, f"a list of devices, {devices} together")
-    at.check(_is_count(count), "microbatches", count, "a number >= 1")
-    mesh, pins = table.get("mesh", {}), table.get("pins", {})
-    at.check(_is_table(mesh, least=1), "mesh", mesh, "a table of axis sizes >= 1")
-    at.check(_is_table(pins, least=0), "pins", pins, "a table of stages >= 0")
-    return PlanOutline(
-        stages=tuple(stages),
-        microbatches=count,
-        mesh=tuple(mesh.items()),
-        pins=tuple(pins.items()),
-    )
+    at.refuse_unknown(f.name for f in fields(PlanOutline))
 
+    def is_whole(stages: Any) -> bool:
+        return _is_list(stages, _is_count) and sum(stages) == devices
 
-def _is_count(value: Any, least: int = 1) -> bool:
-    return isinstance(value, int) and is_number(value, least)
-
-
-def _is_table(value: Any, least: int) -> bool:
-    return isinstance(value, Mapping) and all(
-        _is_count(v, least) for v in value.values()
-    )
+    required: Checks = {
+        "stages": (is_whole, f"a list of devices, {devices} together"),
+        "microbatches": (_is_count, "a number >= 1"),
+    }
+    for key, (_, expected) in required.items():
+        at.check(key in table, key, MISSING, expected)
+    pins = lambda value: _is_table(value, 0), "a table of stages >= 0"
+    return PlanOutline(**checked(at, {**required, "mesh": _MESH, "pins": pins}))

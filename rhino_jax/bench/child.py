@@ -1,4 +1,4 @@
-"""Plan a row, or compile one of its cells, in a process of its own (`process`).
+"""Measure a row, or plan and compile its cells, in a process of its own (`process`).
 
 A crash, a kill or a timeout here is one result of the benchmark, and not its end.
 
@@ -14,28 +14,28 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from rhino_jax.bench.methods import parse_method
-from rhino_jax.bench.planning import Planner, trace_workload, workload_of
-from rhino_jax.bench.records import CellOutcome, Measure, cell_key
+from rhino_jax.bench.methods import ShardingMethod
+from rhino_jax.bench.planning import Planner
+from rhino_jax.bench.records import Measure, Result, cell_key, row_key
 from rhino_jax.bench.rows import ROW_KINDS
 from rhino_jax.bench.store import Store
 from rhino_jax.bench.suite import BenchRow
 from rhino_jax.bench.versions import compiler_versions
-from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
-from rhino_jax.plan.files.store import load_plan, save_plan
+from rhino_jax.plan.files.store import save_plan
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.units import format_bytes
 from rhino_jax.utils.atomic_write import write_file
 from rhino_jax.utils.codec import from_json, to_json
-from rhino_jax.verify.hlo.records import Compilation, Reading
+from rhino_jax.verify.hlo.records import Compilation
 from rhino_jax.verify.places import place_of
 from rhino_jax.verify.refine import PlanProgram, compile_plan
 
@@ -72,33 +72,48 @@ class ProgramStore:
 
 
 @dataclass(slots=True, eq=False)
-class Compiler:
-    """Compiler of one traced workload's plans for one target.
+class RowCompiler:
+    """Planner and compiler of one row's cells.
 
     Attributes:
-      traced: the workload's step.
-      target: hardware with its topology, as "v5e:4x4".
-      programs: cache of compiled programs.
+      planner: planner of the row.
+      row: the row.
+      store: folder of the benchmark.
       cached_s: seconds that cached programs took to compile.
     """
 
-    traced: Traced
-    target: str
-    programs: ProgramStore
+    planner: Planner
+    row: BenchRow
+    store: Store
     cached_s: float = 0.0
 
-    def judge(self, plan: PlanData) -> Reading:
-        """Compile a plan and return its reading for `rhino_jax.verify.refine`."""
-        return self._compile(plan).reading
+    def result(self, method: ShardingMethod, made_with: Mapping[str, str]) -> Result:
+        """Return the outcome of a method's plan, and of its compiled program.
 
-    def compile(self, plan: PlanData, planned: CellOutcome) -> CellOutcome:
+        The plan and its outcome are saved before it is compiled.
+        """
+        if method.refine:
+            self.cached_s = 0.0
+            result, plan = self.planner.refined(
+                method, lambda plan: self._compile(plan).reading
+            )
+            # A user would wait for the programs that other cells compiled before.
+            plan_s = (result.plan_s or 0) + self.cached_s
+            result = replace(result, plan_s=plan_s)
+        else:
+            result, plan = self.planner.plan(method)
+        if plan is None:
+            return result
+        key = cell_key(self.row, method)
+        save_plan(plan, self.store.plan_file(key))
+        self.store.save(f"{key}-plan", result, made_with)
+        return self._compiled(plan, result)
+
+    def _compiled(self, plan: PlanData, planned: Result) -> Result:
         """Compile a plan and return its outcome, extended by the compiled program."""
-        compiled = self._compile(plan)
-        compilation, reading = compiled.compilation, compiled.reading
-        out, hbm_bytes = (
-            compilation.out_of_memory,
-            load_target(self.target).device.hbm_bytes,
-        )
+        made = self._compile(plan)
+        reading, out = made.reading, made.compilation.out_of_memory
+        hbm_bytes = self.planner.target.device.hbm_bytes
         peak_bytes = reading.compiled.peak_bytes
         if out is not None:
             measure, error = Measure(peak_bytes=out.needed_bytes), out.message
@@ -111,75 +126,45 @@ class Compiler:
                 )
         return replace(
             planned,
-            program=compiled.program,
+            program=made.program,
             status="out of memory" if error else "ok",
             compiled=measure,
             rematerialised=len(reading.rematerialised),
-            compile_s=compilation.seconds,
+            compile_s=made.compilation.seconds,
             rates=reading.rates,
             error=error,
             notes=reading.notes,
         )
 
     def _compile(self, plan: PlanData) -> PlanProgram:
-        place = place_of(plan, self.target, "`bench`")
-        compiled = compile_plan(self.traced, plan, place, self.programs)
-        if compiled.is_cached:
-            self.cached_s += compiled.compilation.seconds
-        return compiled
+        place = place_of(plan, self.row.target, "`bench`")
+        programs = ProgramStore(self.store.folder / "compiled")
+        made = compile_plan(self.planner.traced, plan, place, programs)
+        if made.is_cached:
+            self.cached_s += made.compilation.seconds
+        return made
+
+
+_compilers: dict[str, RowCompiler] = {}
+"""The row of this process, by its key."""
 
 
 def run_task(job: Mapping[str, Any]) -> Any:
-    """Do a job, and return its result; runs in a worker."""
-    _emulate(job["row"])
-    return _TASKS[job["task"]](job, job["row"])
+    """Measure a row, or compile one of its cells; runs in a worker."""
+    row: BenchRow = job["row"]
+    _emulate(row.target)
+    kind, key = ROW_KINDS.get(job["kind"]), row_key(row)
+    if kind is not None:
+        return kind.measure(row)
+    if key not in _compilers:
+        _compilers[key] = RowCompiler(Planner.of(row), row, Store(Path(job["folder"])))
+    (method,) = row.methods
+    return _compilers[key].result(method, job["versions"])
 
 
-def _emulate(row: BenchRow) -> None:
-    """Emulate as many CPU devices as the row's target has, before JAX starts them."""
-    target = load_target(row.target)
+@cache
+def _emulate(name: str) -> None:
+    """Emulate as many CPU devices as a target has, once, before JAX starts them."""
+    target = load_target(name)
     if "cpu" in target.device.kinds:
         jax.config.update("jax_num_cpu_devices", target.num_devices)
-
-
-def _plan(job: Mapping[str, Any], row: BenchRow) -> dict[str, Any]:
-    """Save each plan as soon as it is made."""
-    store = Store(Path(job["folder"]))
-    for planned in Planner.of(row).plans(row.methods):
-        key = cell_key(row, planned.method)
-        if planned.plan is not None:
-            save_plan(planned.plan, store.plan_file(key))
-        store.save(f"{key}-plan", planned.outcome(), job["versions"])
-    return {}
-
-
-def _compile(job: Mapping[str, Any], row: BenchRow) -> CellOutcome:
-    """Compile a saved plan."""
-    compiler = _compiler(job, row, trace_workload(workload_of(row)))
-    return compiler.compile(load_plan(job["plan"]), job["planned"])
-
-
-def _refine(job: Mapping[str, Any], row: BenchRow) -> CellOutcome:
-    """Plan, compile the candidates, and choose the fastest compiled one."""
-    planner = Planner.of(row)
-    compiler = _compiler(job, row, planner.traced)
-    planned = planner.refined(parse_method(job["method"]), compiler.judge)
-    # Programs that other cells compiled before are cached here; a user would wait for
-    # their compilation, so its seconds are added.
-    plan_s = planned.plan_s + compiler.cached_s
-    outcome = replace(planned, plan_s=plan_s).outcome()
-    if planned.plan is not None:
-        outcome = compiler.compile(planned.plan, outcome)
-    return outcome
-
-
-def _compiler(job: Mapping[str, Any], row: BenchRow, traced: Traced) -> Compiler:
-    return Compiler(traced, row.target, ProgramStore(Path(job["cache"])))
-
-
-_TASKS: Mapping[str, Callable[[Mapping[str, Any], BenchRow], Any]] = {
-    "plan": _plan,
-    "compile": _compile,
-    "refine": _refine,
-    "measure": lambda job, row: ROW_KINDS[job["kind"]].measure(row),
-}

@@ -10,23 +10,18 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from rhino_jax.bench.cells import SuiteRun
 from rhino_jax.bench.checks import BenchError
+from rhino_jax.bench.compiling import CompileKind
 from rhino_jax.bench.methods import ALPA, SCHEDULES, parse_method
-from rhino_jax.bench.progress import title_of
 from rhino_jax.bench.records import Result
 from rhino_jax.bench.rows import ROW_KINDS
-from rhino_jax.bench.rows.row_run import run_rows
+from rhino_jax.bench.rows.row_run import RowKind
 from rhino_jax.bench.run import run_suite
 from rhino_jax.bench.store import Store, read_results, write_json
 from rhino_jax.bench.suite import Suite, load_suite, suite_names
-from rhino_jax.bench.tables.figures import figures_of
 from rhino_jax.bench.tables.readme import check_places, write_results
-from rhino_jax.bench.tables.table import (
-    changes_text,
-    compiled_summary,
-    to_list,
-    to_markdown,
-)
+from rhino_jax.bench.tables.table import to_list
 from rhino_jax.bench.versions import versions
 from rhino_jax.errors import HardwareError
 from rhino_jax.hardware.files import load_target
@@ -110,7 +105,7 @@ def run_command(command: Command) -> int:
     _check_schedules(suite)
     if command.is_list:
         for row in suite.rows:
-            print(f"{title_of(row)}: {', '.join(m.name for m in row.methods)}")
+            print(f"{row.title}: {', '.join(m.name for m in row.methods)}")
         return 0
     if command.readme is not None:
         check_places(command.readme, suite.name)
@@ -144,7 +139,7 @@ def _check_schedules(suite: Suite) -> None:
         if row.alpa is None and any(m.plan == ALPA for m in row.methods):
             raise BenchError(
                 f"`bench {suite.name}`: a row says nothing of what Alpa found for it.",
-                where=title_of(row),
+                where=row.title,
                 numbers=f"methods: {', '.join(m.name for m in row.methods)}",
                 fix=f"leave the method {ALPA!r} out, or add `alpa` to the row.",
             )
@@ -156,40 +151,31 @@ def _run(suite: Suite, command: Command) -> int:
         earlier = read_results(command.against, f"`bench {suite.name} --against`")
     store = Store.open(command.out, is_fresh=command.is_fresh)
     missing: dict[str, str] = {}
-    plot = ""
-    values: dict[str, Any]
-    if suite.kind in ROW_KINDS:
-        kind = ROW_KINDS[suite.kind]
-        rows = run_rows(suite, store, say, kind)
-        text = kind.report(suite, rows, _words(command))
-        summary = kind.lines(suite.name, rows)
-        plot = kind.plot(rows) if kind.plot else ""
-        values = {"results": [r.to_json() for r in rows]}
-        failed = sum(r.found is None for r in rows)
-    else:
+    jobs = 1
+    kind: RowKind[Any] | CompileKind | None = ROW_KINDS.get(suite.kind)
+    if kind is None:
         missing = _missing_extras(suite, command)
         jobs = command.jobs or min(2, os.cpu_count() or 1)
-        results = run_suite(suite, store, say, missing, jobs=jobs)
-        figures = figures_of(results)
-        text = to_markdown(suite.name, results, figures, _words(command))
-        summary = compiled_summary(suite.name, results, figures)
-        if command.against is not None:
-            text += "\n" + changes_text(results, earlier, command.against) + "\n"
-        values = {"figures": figures, "results": results}
-        failed = figures.failed
+        kind = CompileKind(missing, earlier, command.against)
+    results = run_suite(kind, SuiteRun(suite, store, say), jobs)
+    report = kind.report(suite, results, _words(command))
     head = {"suite": suite.name, "versions": versions()}
-    write_json(store.folder / f"{suite.name}.json", head | values)
-    (store.folder / f"{suite.name}.md").write_text(text, encoding="utf-8")
-    if plot:
-        (store.folder / f"{suite.name}.svg").write_text(plot, encoding="utf-8")
-    print(text)
+    write_json(store.folder / f"{suite.name}.json", head | report.values)
+    (store.folder / f"{suite.name}.md").write_text(report.text, encoding="utf-8")
+    if report.plot:
+        plot = store.folder / f"{suite.name}.svg"
+        plot.write_text(report.plot, encoding="utf-8")
+    print(report.text)
     say(f"written to {store.folder}")
     if command.readme is not None:
-        where = write_results(command.readme, suite.name, text, to_list(summary), plot)
+        summary = to_list(report.lines)
+        where = write_results(
+            command.readme, suite.name, report.text, summary, report.plot
+        )
         say(f"written to {where}")
     for target, error in missing.items():
         say(f"!!! NOT RUN: {target}: {error}")
-    return 1 if failed else 0
+    return 1 if report.failed else 0
 
 
 def say(line: str) -> None:

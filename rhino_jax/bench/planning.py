@@ -1,27 +1,28 @@
-"""Plans of one row: one for each method, made in one process from one trace."""
+"""Plans of one row: one for each method, from one trace."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.bench.methods import ShardingMethod
-from rhino_jax.bench.records import CellOutcome, Measure
-from rhino_jax.bench.suite import BenchRow, model_of
+from rhino_jax.bench.records import Measure, Result
+from rhino_jax.bench.suite import BenchRow
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import Traced, trace_call
 from rhino_jax.hardware.files import load_target
-from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.hardware.target import Target
 from rhino_jax.models.workload import Workload
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.cuts import best_cut
 from rhino_jax.planner.experts import in_parts
+from rhino_jax.planner.meshes import MeshAxes, candidates
 from rhino_jax.planner.search.driver import (
     find,
     make_candidates,
@@ -38,45 +39,19 @@ from rhino_jax.utils.codec import to_json
 from rhino_jax.verify.refine import Judge, refine
 
 
-MeshAxes = tuple[tuple[str, int], ...]
 _WHAT = "`bench`"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """The plan of one method, or why there is none.
+class Planned(NamedTuple):
+    """The plan of one method, as `rhino.plan` returns it, without a mesh.
 
     Attributes:
-      method: the method.
-      plan: the plan, as `rhino.plan` returns it, without a mesh; None if there is none.
-      plan_s: seconds of planning, tracing excluded.
-      status: "ok", "no plan" or "not allowed" (see `records.STATUSES`).
-      error: why there is no plan.
+      result: outcome of planning, with the reason if there is no plan.
+      plan: the plan; None if there is none.
     """
 
-    method: ShardingMethod
-    plan: PlanData | None = None
-    plan_s: float = 0.0
-    status: str = "ok"
-    error: str = ""
-
-    def outcome(self) -> CellOutcome:
-        """Return the outcome of planning as plain values."""
-        found = CellOutcome(status=self.status, plan_s=self.plan_s, error=self.error)
-        if self.plan is None:
-            return found
-        measure = Measure.of(self.plan.predicted, self.plan.collectives)
-        return replace(
-            found,
-            mesh=dict(self.plan.mesh_axes),
-            predicted=measure,
-            candidates=tuple(map(to_json, self.plan.refined)),
-        )
-
-
-def workload_of(row: BenchRow) -> Workload:
-    """Return the row's model, with its overrides."""
-    return model_of(row.model, **dict(row.overrides))
+    result: Result
+    plan: PlanData | None
 
 
 def trace_workload(workload: Workload) -> Traced:
@@ -105,20 +80,18 @@ class Planner:
     meshes: tuple[MeshAxes, ...]
     budget_bytes: float
     reserve_share: float = 0.0
+    _by_density: dict[str, tuple[dict[str, PlanData | None], float]] = field(
+        default_factory=dict, init=False, compare=False
+    )
 
     @classmethod
     def of(cls, row: BenchRow) -> Planner:
         target = load_target(row.target)
-        meshes: tuple[MeshAxes, ...] = (row.mesh,)
-        if not row.mesh:
-            assert target.num_devices is not None, "suites name whole topologies"
-            meshes = tuple(
-                tuple(zip(mesh_axis_names(target, len(shape)), shape, strict=True))
-                for shape in mesh_shapes(target, target.num_devices)
-            )
-        traced = trace_workload(workload_of(row))
+        traced = trace_workload(row.make())
+        meshes = [row.mesh] if row.mesh else candidates(traced, target, row.num_devices)
         budget_bytes = parse_bytes(row.memory) if row.memory else None
-        planner = cls(traced, target, meshes, budget_bytes or target.device.hbm_bytes)
+        all_bytes = target.device.hbm_bytes
+        planner = cls(traced, target, tuple(meshes), budget_bytes or all_bytes)
         if row.memory_share is None and row.memory_room is None:
             return replace(planner, reserve_share=target.device.reserve_share)
         best = planner._choose("best")
@@ -129,18 +102,27 @@ class Planner:
         budget_bytes = least + row.memory_room * max(0, free - least)
         return replace(planner, budget_bytes=budget_bytes)
 
-    def plans(self, methods: Sequence[ShardingMethod]) -> Iterator[Planned]:
-        """Yield the plans of methods that need no compiler; recipes first, all at once.
+    def plan(self, method: ShardingMethod) -> Planned:
+        """Return the plan of a method that needs no compiler.
 
         If there are several meshes, rhino's own plans are on the best of them, and
         recipes on the mesh of rhino's fast plan.
         """
-        recipes = [m for m in methods if m.is_recipe]
-        if recipes:
-            yield from self._recipes(recipes)
-        for method in methods:
-            if not method.is_recipe:
-                yield self._own(method)
+        started = time.monotonic()
+        plan: PlanData | str
+        try:
+            if method.is_recipe:
+                plans, spent_s = self._recipes(method.density)
+                started = time.monotonic() - spent_s
+                plan = plans.get(method.plan) or _why_not(method, plans)
+            elif method.plan == "auto":
+                # With micro-batches and remat chosen, as `rhino.plan` does.
+                plan = best_cut(self._search(self._request("best"), *self.meshes))
+            else:
+                plan = self._choose(method.plan)
+        except InfeasiblePlanError as error:
+            return self._ended(method, started, error)
+        return self._ended(method, started, plan)
 
     def refined(self, method: ShardingMethod, judge: Judge) -> Planned:
         """Return the candidate that the judge finds fastest, as `refine=` does."""
@@ -162,54 +144,31 @@ class Planner:
             )
             plan = refine(found, judge, int(self.budget_bytes), within)
         except InfeasiblePlanError as error:
-            return _none(method, started, error)
-        return self._planned(method, plan, started)
+            return self._ended(method, started, error)
+        return self._ended(method, started, plan)
 
-    def _recipes(self, methods: Sequence[ShardingMethod]) -> Iterator[Planned]:
-        started = time.monotonic()
-        mesh, program = self.meshes[0], self.traced.program
+    def _recipes(self, density: str) -> tuple[dict[str, PlanData | None], float]:
+        """Return the plans of all recipes of a density, and the seconds that they took.
+
+        They are planned at once. Recipes that are not possible on the mesh are left
+        out; None where the program has nothing that a recipe could shard.
+        """
+        known = self._by_density.get(density)
+        if known is not None:
+            return known
+        started, mesh = time.monotonic(), self.meshes[0]
         if len(self.meshes) > 1:
-            try:
-                mesh = self._choose("fast").mesh_axes
-            except InfeasiblePlanError as error:
-                yield from (_none(m, started, error) for m in methods)
-                return
-        by_density: dict[str, dict[str, PlanData | None]] = {}
-        for method in methods:
-            if method.density not in by_density:
-                request = replace(self._request("best"), density=method.density)
-                plans = make_recipe_plans(program, mesh, self.target, request)
-                for own, problem in in_parts(self._search(request, mesh)):
-                    plans |= plans_of_recipes(problem, self.target, own.request)
-                by_density[method.density] = plans
-            plans = by_density[method.density]
-            plan = plans.get(method.plan)
-            if plan is None:
-                yield Planned(
-                    method=method,
-                    plan_s=time.monotonic() - started,
-                    status="not allowed",
-                    error=_why_not(method, plans),
-                )
-                continue
-            yield self._planned(method, plan, started)
-
-    def _own(self, method: ShardingMethod) -> Planned:
-        started = time.monotonic()
-        try:
-            if method.plan == "auto":
-                return self._planned(method, self._cut_in_time(), started)
-            return self._planned(method, self._choose(method.plan), started)
-        except InfeasiblePlanError as error:
-            return _none(method, started, error)
+            mesh = self._choose("fast").mesh_axes
+        request = replace(self._request("best"), density=density)
+        plans = make_recipe_plans(self.traced.program, mesh, self.target, request)
+        for own, problem in in_parts(self._search(request, mesh)):
+            plans |= plans_of_recipes(problem, self.target, own.request)
+        found = self._by_density[density] = plans, time.monotonic() - started
+        return found
 
     def _choose(self, level: str) -> PlanData:
         program, request = self.traced.program, self._request(level)
         return find(program, self.meshes, self.target, request).plan()
-
-    def _cut_in_time(self) -> PlanData:
-        """Return the plan with micro-batches and remat chosen, as `rhino.plan` does."""
-        return best_cut(self._search(self._request("best"), *self.meshes))
 
     def _search(self, request: Request, *meshes: MeshAxes) -> Search:
         return Search(self.traced, None, [*meshes], self.target, request, {}, 0, _WHAT)
@@ -232,19 +191,33 @@ class Planner:
             level=level,
         )
 
-    def _planned(
-        self, method: ShardingMethod, plan: PlanData, started: float
+    def _ended(
+        self,
+        method: ShardingMethod,
+        started: float,
+        end: PlanData | InfeasiblePlanError | str,
     ) -> Planned:
-        took_s = time.monotonic() - started
-        whole = with_trees(plan, self.traced, None)
-        return Planned(method=method, plan=whole, plan_s=took_s)
+        """Return how planning ended.
 
-
-def _none(
-    method: ShardingMethod, started: float, error: InfeasiblePlanError
-) -> Planned:
-    took_s = time.monotonic() - started
-    return Planned(method=method, plan_s=took_s, status="no plan", error=str(error))
+        Args:
+          method: the method.
+          started: monotonic time at which it started.
+          end: the plan, the error if nothing fits, or why the method is not possible.
+        """
+        result = Result(
+            status="ok", method=method.name, plan_s=time.monotonic() - started
+        )
+        if not isinstance(end, PlanData):
+            status = "not allowed" if isinstance(end, str) else "no plan"
+            return Planned(replace(result, status=status, error=str(end)), None)
+        plan = with_trees(end, self.traced, None)
+        result = replace(
+            result,
+            mesh=dict(plan.mesh_axes),
+            predicted=Measure.of(plan.predicted, plan.collectives),
+            candidates=tuple(map(to_json, plan.refined)),
+        )
+        return Planned(result, plan)
 
 
 def _why_not(method: ShardingMethod, plans: Mapping[str, PlanData | None]) -> str:

@@ -1,4 +1,4 @@
-"""Child processes that each do one job, and may crash."""
+"""Child processes that do jobs, and may crash."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.store import write_json
 from rhino_jax.utils.worker import TaskFailed, Worker, WorkerEnded, WorkerTimeout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """End of a process.
+    """End of a job.
 
     Attributes:
       status: "ok", "timeout", "died" (by a signal) or "error".
@@ -30,47 +31,92 @@ class Outcome:
     values: Any = None
 
 
-def run_job(
-    job: Mapping[str, Any],
-    log: Path,
-    timeout_s: float,
-    stop: threading.Event | None = None,
-) -> Outcome:
-    """Run `rhino_jax.bench.child` on a job, in a process that may crash.
+class JobProcess:
+    """A process that does jobs, and may crash: the next job starts a new one.
 
     Args:
-      job: the job, which is also written next to the log.
-      log: file for all output of the process.
-      timeout_s: seconds after which it is killed, with all processes that it started.
-      stop: kills it when it is set; None: it is not stopped.
-
-    Raises:
-      WorkerStopped: `stop` was set.
+      function: does a job, as for `Worker`.
     """
-    write_json(log.with_suffix(".json"), dict(job))
-    return run_worker("rhino_jax.bench.child:run_task", job, log, timeout_s, stop)
 
+    def __init__(self, function: str = "rhino_jax.bench.child:run_task") -> None:
+        self._function, self._log = function, Path()
+        self._worker: Worker | None = None
 
-def run_worker(
-    function: str,
-    task: Any,
-    log: Path,
-    timeout_s: float,
-    stop: threading.Event | None = None,
-) -> Outcome:
-    """Run one task in a process of its own; arguments as for `run_job` and `Worker`."""
-    with Worker(function, log=log, environment=_environment()) as worker:
+    @property
+    def is_running(self) -> bool:
+        """Whether the next job needs no new process."""
+        return self._worker is not None and self._worker.is_running
+
+    def run(
+        self,
+        job: Any,
+        log: Path,
+        timeout_s: float,
+        stop: threading.Event | None = None,
+    ) -> Outcome:
+        """Do a job.
+
+        Args:
+          job: plain data, which is also written next to the log.
+          log: file for all output of the process, if it is a new one.
+          timeout_s: seconds after which it is killed, with all processes that it
+            started.
+          stop: kills it when it is set; None: it is not stopped.
+
+        Raises:
+          WorkerStopped: `stop` was set.
+        """
+        write_json(log.with_suffix(".json"), job)
+        if self._worker is None or not self.is_running:
+            self.close()
+            self._log = log
+            self._worker = Worker(self._function, log=log, environment=_environment())
         try:
-            values = worker.answer(task, timeout_s=timeout_s, stop=stop)
+            values = self._worker.answer(job, timeout_s=timeout_s, stop=stop)
             return Outcome(status="ok", values=values)
         except WorkerTimeout:
-            error = f"stopped after {timeout_s:.0f} s; what it wrote: {log}"
+            error = f"stopped after {timeout_s:.0f} s; what it wrote: {self._log}"
             return Outcome(status="timeout", error=error)
         except TaskFailed as failed:
             lines = str(failed).splitlines()[:_MAX_LINES]
             return Outcome(status="error", error=_clipped(lines))
         except WorkerEnded as ended:
-            return _verdict(ended.code, log)
+            return _verdict(ended.code, self._log)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._worker is not None:
+            self._worker.close()
+
+
+def answers(
+    function: str, tasks: Sequence[Any], what: str, where: str = ""
+) -> list[Any]:
+    """Return the answers to tasks, each in a process of its own, all at a time.
+
+    Args:
+      function: as for `Worker`.
+      tasks: plain data.
+      what, where: for errors.
+
+    Raises:
+      BenchError: a process failed.
+    """
+    workers = [Worker(function, environment=_environment()) for _ in tasks]
+    try:
+        for worker, task in zip(workers, tasks, strict=True):
+            worker.send(task)
+        return [worker.receive() for worker in workers]
+    except (TaskFailed, WorkerEnded) as error:
+        raise BenchError(
+            what,
+            where=where,
+            numbers=str(error),
+            fix="see the traceback above, if there is one.",
+        ) from error
+    finally:
+        for worker in workers:
+            worker.close()
 
 
 def _verdict(code: int, log: Path) -> Outcome:

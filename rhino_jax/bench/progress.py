@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from rhino_jax.bench.records import Measure, Result
-from rhino_jax.bench.suite import BenchRow
-from rhino_jax.explain.report.line import format_mesh
+from rhino_jax.bench.records import Result
 from rhino_jax.units import format_bytes, format_seconds
 
 
@@ -48,33 +46,23 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"
 
 
-def title_of(row: BenchRow) -> str:
-    """Return a row's title."""
-    mesh = format_mesh(row.mesh) if row.mesh else "mesh left to rhino"
-    return f"{row.workload} ({row.regime}), {row.target}, {mesh}"
-
-
 def line_of(result: Result) -> str:
     """Return a result in a line: compiled figures, with predicted ones in brackets."""
     said, made = result.predicted, result.compiled
     if not result.fits or said is None or made is None:
         first = result.error.splitlines()[0] if result.error else ""
         return f"{result.status}. {first}"
+
+    def both(form: Callable[[float], str], quantity: str) -> str:
+        return f"{form(getattr(made, quantity))} ({form(getattr(said, quantity))})"
+
     parts = [
-        f"{_seconds(made)} ({_seconds(said)})",
-        f"{_bytes(made.wire_bytes)} ({_bytes(said.wire_bytes)}) sent",
-        f"{_bytes(made.peak_bytes)} ({_bytes(said.peak_bytes)}) held",
+        both(format_seconds, "step_time_s"),
+        f"{both(format_bytes, 'wire_bytes')} sent",
+        f"{both(format_bytes, 'peak_bytes')} held",
         f"planned in {format_seconds(result.plan_s or 0)}",
         f"compiled in {format_seconds(result.compile_s or 0)}",
     ]
     if result.rematerialised:
         parts.append(f"{result.rematerialised} rematerialised in full")
     return ", ".join(parts)
-
-
-def _seconds(measure: Measure) -> str:
-    return "?" if measure.step_time_s is None else format_seconds(measure.step_time_s)
-
-
-def _bytes(count: int | None) -> str:
-    return "?" if count is None else format_bytes(count)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rhino_jax.bench.methods import ShardingMethod
+from rhino_jax.bench.methods import ShardingMethod, parse_method
 from rhino_jax.bench.suite import BenchRow
 from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.verify.hlo.records import Rates
@@ -74,11 +75,17 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CellOutcome:
-    """Outcome of one method on one row: of planning alone, or of compiling as well.
+class Result:
+    """Result of one cell, a method on a row: of planning alone, or compiled as well.
 
     Attributes:
       status: one of `STATUSES`.
+      key: key of the cell, see `cell_key`; empty, as all that is of the request, in a
+        child process.
+      row: key of the row, see `row_key`, which is common to the methods that are
+        compared.
+      workload, regime, target, method: the request.
+      versions: see `rhino_jax.bench.versions`.
       mesh: mesh of the plan, size by axis, major first; as requested without a plan.
       predicted: predictions of the plan; None without a plan.
       compiled: measure of the compiled program; only the peak if it does not fit.
@@ -106,6 +113,13 @@ class CellOutcome:
     candidates: tuple[Mapping[str, Any], ...] = ()
     error: str = ""
     notes: tuple[str, ...] = ()
+    key: str = ""
+    row: str = ""
+    workload: str = ""
+    regime: str = ""
+    target: str = ""
+    method: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -115,26 +129,17 @@ class CellOutcome:
     def fits(self) -> bool:
         return self.status == "ok"
 
+    @property
+    def is_recipe(self) -> bool:
+        return parse_method(self.method).is_recipe
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result(CellOutcome):
-    """Result of one cell: a method on a row.
-
-    Attributes:
-      key: key of the cell, see `cell_key`.
-      row: key of the row, see `row_key`, which is common to the methods that are
-        compared.
-      workload, regime, target, method: the request.
-      versions: see `rhino_jax.bench.versions`.
-    """
-
-    key: str
-    row: str
-    workload: str
-    regime: str
-    target: str
-    method: str
-    versions: Mapping[str, str] = field(default_factory=dict)
+    @property
+    def step_s(self) -> float:
+        """Seconds of the compiled step; infinite if it does not fit."""
+        made = self.compiled
+        if not self.fits or made is None or made.step_time_s is None:
+            return math.inf
+        return made.step_time_s
 
 
 def row_key(row: BenchRow) -> str:

@@ -7,7 +7,7 @@
                               # every pass; "stages": run them, simulated and measured;
                               # or "calls": call a step once, under jit and auto_shard;
                               # or "layouts": predict steps that others measured
-    timeout_s = 900           # limit of planning a row, and of compiling each plan
+    timeout_s = 900           # limit of making a plan, and of compiling each plan
     methods = ["dp", "fsdp@matmul", "fast", "best"]     # default of rows without
 
     [[rows]]
@@ -44,15 +44,17 @@ from typing import Any
 
 from rhino_jax.bench import holdout, newcomers
 from rhino_jax.bench.checks import (
+    ROW,
     BenchError,
     PlanOutline,
     built,
-    check_values,
+    checked,
+    entries_of,
     parse_solution,
-    suite_table,
 )
 from rhino_jax.bench.methods import ALPA, ShardingMethod, parse_method
 from rhino_jax.errors import RhinoError, nearest
+from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.hardware.files import configs_dir, load_target
 from rhino_jax.models import registry
 from rhino_jax.models.workload import Workload
@@ -93,10 +95,10 @@ class BenchRow:
     """
 
     model: str
-    overrides: tuple[tuple[str, Any], ...]
+    overrides: tuple[tuple[str, Any], ...] = ()
     regime: str
     target: str
-    mesh: tuple[tuple[str, int], ...]
+    mesh: tuple[tuple[str, int], ...] = ()
     methods: tuple[ShardingMethod, ...]
     memory_share: float | None = None
     memory_room: float | None = None
@@ -109,6 +111,23 @@ class BenchRow:
     alpa: PlanOutline | None = None
 
     @property
+    def title(self) -> str:
+        """The workload with its batch, target and mesh."""
+        mesh = format_mesh(self.mesh) if self.mesh else "mesh left to rhino"
+        return f"{self.workload} ({self.regime}), {self.target}, {mesh}"
+
+    def make(self) -> Workload:
+        """Return the model, with the row's overrides."""
+        return model_of(self.model, **dict(self.overrides))
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices of the target."""
+        count = load_target(self.target).num_devices
+        assert count is not None, "suites name whole topologies"
+        return count
+
+    @property
     def workload(self) -> str:
         """The model with overrides and memory, as `gpt-7b num_layers=4`."""
         words = [self.model]
@@ -118,25 +137,23 @@ class BenchRow:
             words.append(f"memory={self.memory_share:.0%}")
         if self.memory_room is not None:
             words.append(f"room={self.memory_room:.0%}")
-        if self.memory:
-            words.append(f"memory={self.memory}")
-        if self.stages:
-            words.append(f"stages={self.stages}")
-        if self.microbatches:
-            words.append(f"m={self.microbatches}")
+        others = (
+            ("memory", self.memory),
+            ("stages", self.stages),
+            ("m", self.microbatches),
+        )
+        words += [f"{name}={value}" for name, value in others if value]
         return " ".join(words)
 
     def to_table(self) -> dict[str, Any]:
         """Return the row as a suite writes it."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        values |= {
-            "overrides": dict(self.overrides),
-            "mesh": dict(self.mesh),
-            "methods": [m.name for m in self.methods],
-            "alpa": self.alpa and self.alpa.to_table(),
-        }
-        usual = {f.name: f.default for f in fields(self)}
-        return {key: x for key, x in values.items() if x != usual[key]}
+        return entries_of(
+            self,
+            overrides=dict(self.overrides),
+            mesh=dict(self.mesh),
+            methods=[m.name for m in self.methods],
+            alpa=self.alpa and self.alpa.to_table(),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +163,7 @@ class Suite:
     Attributes:
       name: the file's stem.
       kind: one of `KINDS`.
-      timeout_s: time limit of compiling a plan, or planning a row, in seconds; a
+      timeout_s: time limit of making a plan, and of compiling one, in seconds; a
         refined cell has this limit for each candidate.
       rows: in the order of the file.
     """
@@ -231,7 +248,7 @@ def parse_suite(table: Mapping[str, Any], *, name: str, file: str) -> Suite:
     Raises:
       BenchError: a key is unknown, missing, or has an invalid value.
     """
-    at = suite_table(table, file, "the suite")
+    at = CheckedTable(table, "the suite", file, BenchError)
     at.refuse_unknown(("kind", "timeout_s", "methods", "rows"))
     kind = table.get("kind", "compile")
     at.check(kind in KINDS, "kind", kind, " or ".join(map(repr, KINDS)))
@@ -243,20 +260,21 @@ def parse_suite(table: Mapping[str, Any], *, name: str, file: str) -> Suite:
     at.check(is_list and bool(rows), "rows", rows, "one or more tables [[rows]]")
     methods = table.get("methods")
     parsed = tuple(
-        _parse_row(suite_table(row, file, f"row {i} of the suite"), methods)
+        _parse_row(
+            CheckedTable(row, f"row {i} of the suite", file, BenchError), methods
+        )
         for i, row in enumerate(_each_target(rows), start=1)
     )
-    seen: dict[str, int] = {}
-    for i, row in enumerate(parsed, start=1):
-        key = json.dumps([row.workload, row.target, row.mesh])
-        if key in seen:
+    keys = [json.dumps([row.workload, row.target, row.mesh]) for row in parsed]
+    for i, (row, key) in enumerate(zip(parsed, keys, strict=True), start=1):
+        first = keys.index(key) + 1
+        if first < i:
             raise BenchError(
-                f"rows {seen[key]} and {i} of the suite are the same.",
+                f"rows {first} and {i} of the suite are the same.",
                 where=file,
                 numbers=f"{row.workload} on {row.target}",
                 fix="remove one; its methods can be added to the other.",
             )
-        seen[key] = i
     return Suite(name=name, kind=kind, timeout_s=float(timeout_s), rows=parsed)
 
 
@@ -264,32 +282,31 @@ def _each_target(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any
     """Yield a row for every target of a list of them."""
     for row in rows:
         target = row.get("target")
-        for one in target if isinstance(target, list) else ():
-            yield {**row, "target": one}
-        if not isinstance(target, list):
+        if isinstance(target, list):
+            yield from ({**row, "target": one} for one in target)
+        else:
             yield row
-
-
-_ROW_KEYS = tuple(f.name for f in fields(BenchRow))
 
 
 def _parse_row(at: CheckedTable, default: Any) -> BenchRow:
     row = at.entries
-    at.refuse_unknown(_ROW_KEYS)
+    at.refuse_unknown(f.name for f in fields(BenchRow))
     model, regime, target = (
         row.get(key, MISSING) for key in ("model", "regime", "target")
     )
     at.check(model in model_names(), "model", model, "a model", model_names())
     at.check(regime in REGIMES, "regime", regime, " or ".join(map(repr, REGIMES)))
-    check_values(at)
-    overrides, mesh = row.get("overrides", {}), row.get("mesh", {})
+    given = checked(at, ROW)
+    is_one = "memory_share" not in row or "memory_room" not in row
+    said = row.get("memory_room")
+    at.check(is_one, "memory_room", said, "left out beside `memory_share`")
     methods = row.get("methods", default)
     is_list = isinstance(methods, list) and bool(methods)
     at.check(is_list, "methods", methods, "a list of methods, here or for all rows")
     try:
         num_devices = load_target(target).num_devices
         parsed = tuple(dict.fromkeys(parse_method(m) for m in methods))
-        model_of(model, **overrides)
+        model_of(model, **row.get("overrides", {}))
     except RhinoError as error:
         raise BenchError(
             f"{at.what} is malformed: {error.what}",
@@ -300,6 +317,7 @@ def _parse_row(at: CheckedTable, default: Any) -> BenchRow:
     expected = "a target with its topology, as 'v5e:4x4'"
     at.check(num_devices is not None, "target", target, expected)
     assert num_devices is not None
+    mesh = row.get("mesh")
     is_whole = not mesh or math.prod(mesh.values()) == num_devices
     at.check(
         is_whole, "mesh", mesh, f"axes of {num_devices} devices together, as {target}"
@@ -307,13 +325,4 @@ def _parse_row(at: CheckedTable, default: Any) -> BenchRow:
     alpa = parse_solution(row.get("alpa"), num_devices, at)
     if alpa is None and any(m.plan == ALPA for m in parsed):
         at.check(False, "alpa", None, 'a table, as the row has the method "alpa"')
-    given = {
-        **row,
-        "overrides": tuple(overrides.items()),
-        "mesh": tuple(mesh.items()),
-        "methods": parsed,
-        "per_microbatch": tuple(row.get("per_microbatch", ())),
-        "published_s": tuple(row.get("published_s", ())),
-        "alpa": alpa,
-    }
-    return BenchRow(**given)
+    return BenchRow(**given | {"methods": parsed, "alpa": alpa})

@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import pytest
 
-from rhino_jax.bench.process import Outcome
-from rhino_jax.bench.rows import clock as clock_module, row_run
+from rhino_jax.bench import cells as cells_module
+from rhino_jax.bench.cells import SuiteRun
+from rhino_jax.bench.process import JobProcess, Outcome
+from rhino_jax.bench.rows import clock as clock_module
 from rhino_jax.bench.rows.clock import (
     CLOCK,
     Clocked,
@@ -16,7 +18,8 @@ from rhino_jax.bench.rows.clock import (
     clock_row,
     median_ratio,
 )
-from rhino_jax.bench.rows.row_run import RowResult, run_rows
+from rhino_jax.bench.rows.row_run import RowResult
+from rhino_jax.bench.run import run_suite
 from rhino_jax.bench.store import Store
 from rhino_jax.bench.suite import parse_suite
 from rhino_jax.models import registry
@@ -42,11 +45,8 @@ SUITE = parse_suite(
 )
 
 
-def clocked(workload: str, ratio: float) -> Clocked:
+def clocked(ratio: float) -> Clocked:
     return Clocked(
-        workload=workload,
-        target="cpu:8",
-        mesh={"data": 4, "model": 2},
         step_s={"dp": 0.02, "megatron": 0.01, "best": 0.01 * ratio},
         ratio={"best": ratio},
         recipe="megatron",
@@ -66,20 +66,22 @@ def test_rows_are_clocked_once_and_failures_again(
     jobs: list[str] = []
     dead = {"gpt-tiny"}
 
-    def run_job(job: Mapping[str, Any], log: Path, timeout_s: float) -> Outcome:
+    def run_job(
+        process: Any, job: Mapping[str, Any], log: Path, timeout_s: float, stop: Any
+    ) -> Outcome:
         model = job["row"].model
         jobs.append(model)
         if model in dead:
             return Outcome(status="died", error="why")
-        return Outcome(status="ok", values=clocked(model, 0.8))
+        return Outcome(status="ok", values=clocked(0.8))
 
-    monkeypatch.setattr(row_run, "run_job", run_job)
-    monkeypatch.setattr(row_run, "versions", lambda: {"jax": "1"})
+    monkeypatch.setattr(JobProcess, "run", run_job)
+    monkeypatch.setattr(cells_module, "versions", lambda: {"jax": "1"})
     store = Store.open(tmp_path)
 
     def run() -> list[str]:
-        results = run_rows(SUITE, store, lambda line: None, CLOCK)
-        return [r.error or r.found.workload for r in results if r.found or r.error]
+        results = run_suite(CLOCK, SuiteRun(SUITE, store, lambda line: None))
+        return [r.error or r.row.model for r in results if r.found or r.error]
 
     assert run() == ["mlp-tiny", "died. why"]
     dead.clear()
@@ -91,18 +93,18 @@ def test_rows_are_clocked_once_and_failures_again(
 def test_the_report() -> None:
     first, second = SUITE.rows
     results = [
-        RowResult(row=first, found=clocked("mlp-tiny", 0.5)),
-        RowResult(row=second, found=clocked("gpt-tiny", 2.0)),
+        RowResult(row=first, found=clocked(0.5)),
+        RowResult(row=second, found=clocked(2.0)),
     ]
-    text = CLOCK.report(SUITE, results, "the command")
+    text = CLOCK.report(SUITE, results, "the command").text
     assert "| mlp-tiny | cpu:8 | megatron | 10 | 5 | 0.50 | 51 | 23 |" in text
     assert "`best` 0.50 to 2.00 (geometric mean 1.00)" in text
     failed = RowResult(row=second, found=None, error="died. why")
-    lines = CLOCK.report(SUITE, [results[0], failed], "x").splitlines()
+    lines = CLOCK.report(SUITE, [results[0], failed], "x").text.splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert "died. why" in table[-1]
     assert len({line.count("|") for line in table}) == 1
-    assert CLOCK.report(SUITE, [failed, failed], "x")
+    assert CLOCK.report(SUITE, [failed, failed], "x").text
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rhino_jax.bench import child, command as command_module, run
-from rhino_jax.bench.process import Outcome
+from rhino_jax.bench import child, command as command_module
+from rhino_jax.bench.process import JobProcess, Outcome
 from rhino_jax.bench.suite import suite_names
 from rhino_jax.cli import main
 from tests.cases import covering
@@ -67,8 +67,8 @@ def test_bad_words(
     assert message in capsys.readouterr().err
 
 
-def run_here(job: Any, log: Path, timeout_s: float, stop: Any = None) -> Outcome:
-    """Do a job in this process, as `run_job` does it in one of its own."""
+def run_here(process: Any, job: Any, *rest: Any) -> Outcome:
+    """Do a job in this process, as `JobProcess` does it in one of its own."""
     return Outcome(status="ok", values=child.run_task(job))
 
 
@@ -81,7 +81,7 @@ def test_from_end_to_end_and_on(
     has_processes: bool,
 ) -> None:
     if not has_processes:
-        monkeypatch.setattr(run, "run_job", run_here)
+        monkeypatch.setattr(JobProcess, "run", run_here)
         monkeypatch.setattr(child, "_emulate", lambda _: None)
     (tmp_path / "READ.md").write_text("<!-- bench:mine -->\n<!-- /bench:mine -->\n")
     tables = tmp_path / "rhino_jax" / "bench" / "RESULTS.md"

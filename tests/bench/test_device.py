@@ -57,7 +57,8 @@ def test_the_table_holds_predictions_against_what_was_measured() -> None:
         compiled_bytes=2**30,
         measured_s=0.010,
     )
-    text = DEVICE.report(SUITE, [RowResult(row=SUITE.rows[0], found=found)], "command")
-    assert "| mlp-tiny | cpu:8 | 8 | 12 | 10 | 0.80 | 1.20 | 2 | 1 |" in text
-    (line,) = DEVICE.lines("mine", [RowResult(row=SUITE.rows[0], found=found)])
+    results = [RowResult(row=SUITE.rows[0], found=found)]
+    report = DEVICE.report(SUITE, results, "command")
+    assert "| mlp-tiny | cpu:8 | 8 | 12 | 10 | 0.80 | 1.20 | 2 | 1 |" in report.text
+    (line,) = report.lines
     assert "predicted over compiled peak 2.00" in line

@@ -24,16 +24,16 @@ ROW = {
 def test_layouts_are_predicted_and_compared() -> None:
     (row,) = parse_suite({"kind": "layouts", "rows": [ROW]}, name="a", file="a").rows
     found = predict_row(row)
-    steps = found.step_s
+    steps = {plan.method: plan.step_s for plan in found}
     assert [*steps] == ["fsdp", "dp", "zero1"] and min(steps.values()) > 0
-    lines = [*LAYOUTS.cells(row, found)]
+    lines = [*LAYOUTS.table(row, found)]
     assert lines[1]["published ÷ first"] == "0.50"
     assert lines[1]["predicted ÷ first"] == f"{steps['dp'] / steps['fsdp']:.2f}"
     assert lines[2]["published ms"] == lines[2]["published ÷ first"] == ""
     told = "1 of 1" if steps["dp"] < steps["fsdp"] else "0 of 1"
     assert told in "".join(LAYOUTS.summary("a", [(row, found)]))
-    more = predict_row(replace(row, microbatches=2)).step_s
-    assert more["zero1"] > steps["zero1"]
+    *_, more = predict_row(replace(row, microbatches=2))
+    assert more.method == "zero1" and more.step_s > steps["zero1"]
 
 
 def test_published_steps_are_numbers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,14 +11,9 @@ import rhino_jax as rhino
 from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.command import Command, run_command
 from rhino_jax.bench.methods import SCHEDULES, parse_method
-from rhino_jax.bench.planning import workload_of
-from rhino_jax.bench.rows.pipeline_run import (
-    PIPELINES,
-    PlannedPipeline,
-    Plans,
-    plan_pipeline,
-)
+from rhino_jax.bench.rows.pipeline_run import PIPELINES, plan_pipeline
 from rhino_jax.bench.rows.row_run import RowResult
+from rhino_jax.bench.rows.timed_plan import Plans, TimedPlan
 from rhino_jax.bench.suite import load_suite, parse_suite
 
 
@@ -36,7 +32,7 @@ def test_a_row_is_planned_as_users_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RHINO_CACHE", "0")
     row = replace(SUITE.rows[0], model="mlp-tiny")
     found = plan_pipeline(row)
-    workload = workload_of(row)
+    workload = row.make()
     plan = rhino.plan(
         workload.step,
         *workload.abstract_args(),
@@ -51,24 +47,24 @@ def test_a_row_is_planned_as_users_do(monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing is faster than its busiest stage.
     assert max(plan.pipeline.busy_s) == found.ideal_s < found.step_s
     assert (found.places, found.micro_batches) == ((1, 1), 4)
-    assert min(found.plan_s, found.cpu_s, found.yardstick_s) > 0
+    assert min(found.plan_s, found.total_s, found.yardstick_s) > 0
 
 
 def test_what_does_not_fit_says_so() -> None:
     (row,) = SUITE.rows
     found = plan_pipeline(replace(row, memory="10kB"))
     assert "fits in no 2 stages" in found.error and not found.step_s
-    assert "fits in no 2 stages" in PIPELINES.line([found])
+    assert "fits in no 2 stages" in PIPELINES.describe([found])
     result = RowResult(row=row, found=[found])
-    text = PIPELINES.report(SUITE, [result], "bench mine")
+    text = PIPELINES.report(SUITE, [result], "bench mine").text
     (line,) = [line for line in text.splitlines() if line.startswith("| gpt-tiny")]
     header = next(line for line in text.splitlines() if line.startswith("| workload"))
     assert "fits in no 2 stages" in line and line.count("|") == header.count("|")
 
 
 def test_a_line_for_every_method() -> None:
-    def planned(method: str, step_s: float) -> PlannedPipeline:
-        return PlannedPipeline(
+    def planned(method: str, step_s: float) -> TimedPlan:
+        return TimedPlan(
             method=method,
             places=(2, 1, 1),
             mesh={"stage": 4, "x": 8},
@@ -79,7 +75,7 @@ def test_a_line_for_every_method() -> None:
             bubble=0.2,
             peak_bytes=2**30,
             plan_s=9.0,
-            cpu_s=8.0,
+            cpu_s={"all": 8.0},
             yardstick_s=0.25,
         )
 
@@ -90,7 +86,7 @@ def test_a_line_for_every_method() -> None:
         RowResult(row=row, found=plans),
         RowResult(row=row, found=None, error="killed"),
     ]
-    text = PIPELINES.report(SUITE, results, "bench mine")
+    text = PIPELINES.report(SUITE, results, "bench mine").text
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in text.splitlines()
@@ -107,13 +103,11 @@ def test_a_line_for_every_method() -> None:
 
 
 def test_steps_are_compared_with_those_of_alpas_stages() -> None:
-    def planned(method: str, step_s: float, error: str = "") -> PlannedPipeline:
-        took = {"plan_s": 9.0, "cpu_s": 8.0, "yardstick_s": 0.25}
-        return PlannedPipeline(
-            method=method, error=error, mesh={}, step_s=step_s, ideal_s=1.0, **took
-        )
+    def planned(method: str, step_s: float, error: str = "") -> TimedPlan:
+        took: dict[str, Any] = {"plan_s": 9.0, "cpu_s": {"all": 8.0}}
+        return TimedPlan(method=method, error=error, step_s=step_s, ideal_s=1.0, **took)
 
-    def said(*plans: PlannedPipeline) -> RowResult[Plans]:
+    def said(*plans: TimedPlan) -> RowResult[Plans]:
         return RowResult(row=SUITE.rows[0], found=plans)
 
     rows = [
@@ -122,12 +116,13 @@ def test_steps_are_compared_with_those_of_alpas_stages() -> None:
         said(planned("alpa", 0.0, "does not fit"), planned("auto", 2.0)),
         said(planned("alpa", 2.0), planned("auto", 0.0, "does not fit")),
     ]
-    _, over = PIPELINES.lines("mine", rows)
+    _, over = PIPELINES.report(SUITE, rows, "bench mine").lines
     assert over == (
         "`auto`, 2 steps over those of Alpa's stages: 0.50 to 2.00 (geometric mean"
         " 1.00)."
     )
-    assert len(PIPELINES.lines("mine", [said(planned("auto", 2.0))])) == 1
+    alone = PIPELINES.report(SUITE, [said(planned("auto", 2.0))], "bench mine")
+    assert len(alone.lines) == 1
 
 
 def test_what_ships_names_schedules_or_leaves_them() -> None:

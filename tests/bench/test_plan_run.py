@@ -10,19 +10,22 @@ from xml.etree import ElementTree
 
 import pytest
 
+from rhino_jax.bench import cells as cells_module
+from rhino_jax.bench.cells import SuiteRun
 from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.planning import Planner
-from rhino_jax.bench.process import Outcome
-from rhino_jax.bench.rows import row_run
-from rhino_jax.bench.rows.plan_run import PLAN, Timed, time_row
-from rhino_jax.bench.rows.row_run import RowResult, run_rows
+from rhino_jax.bench.process import JobProcess, Outcome
+from rhino_jax.bench.rows.plan_run import PLAN, time_row
+from rhino_jax.bench.rows.row_run import RowResult
 from rhino_jax.bench.rows.scale_run import (
     SCALE,
     layers_of,
     scale_plot,
     scale_row,
 )
+from rhino_jax.bench.rows.timed_plan import TimedPlan
+from rhino_jax.bench.run import run_suite
 from rhino_jax.bench.store import Store
 from rhino_jax.bench.suite import parse_suite
 from rhino_jax.errors import InfeasiblePlanError
@@ -56,15 +59,16 @@ SMALL = replace(
 )
 
 
-def measured(method: str, plan_s: float, step_s: float) -> Timed:
-    return Timed(
+def measured(method: str, plan_s: float, step_s: float) -> TimedPlan:
+    return TimedPlan(
+        method=method,
         num_ops=1234,
         mesh={"data": 4, "model": 4},
         num_nodes=(2000, 300),
-        plan_s={method: plan_s},
-        step_s={method: step_s},
-        gap={method: 0.004},
-        peak_bytes=2**29,
+        plan_s=plan_s,
+        step_s=step_s,
+        gap=0.004,
+        held_bytes=2**29,
         yardstick_s=plan_s / 10,
     )
 
@@ -76,7 +80,7 @@ def test_a_row_is_planned_within_its_share_of_memory() -> None:
     peaks = [
         planned.plan.predicted.peak_bytes
         for planner in (free, half)
-        for planned in planner.plans([parse_method("best")])
+        for planned in [planner.plan(parse_method("best"))]
         if planned.plan is not None
     ]
     assert half.budget_bytes == pytest.approx(0.7 * peaks[0])
@@ -89,7 +93,7 @@ def test_a_row_without_room_is_planned_within_the_least_memory() -> None:
     )
     assert none.budget_bytes < some.budget_bytes < free.budget_bytes
     for planner in (none, some, free):
-        (planned,) = planner.plans([parse_method("best")])
+        planned = planner.plan(parse_method("best"))
         assert planned.plan is not None
         assert planned.plan.predicted.peak_bytes <= planner.budget_bytes
     with pytest.raises(InfeasiblePlanError):
@@ -99,13 +103,13 @@ def test_a_row_without_room_is_planned_within_the_least_memory() -> None:
 
 def test_a_row_is_planned_by_each_method() -> None:
     row = replace(SUITE.rows[1], model="mlp-tiny", overrides=(("depth", 12),))
-    found = time_row(row)
-    assert set(found.plan_s) == {"fast", "best"}
-    assert found.mesh == {"data": 4, "model": 4}
-    assert found.num_ops > 100 and found.num_nodes[0] > found.num_nodes[1]
-    assert found.plan_s["best"] > 0 and 0 < found.step_s["best"]
-    assert 0 <= found.gap["best"] < 0.05
-    assert found.peak_bytes > 2**26 and 0.01 < found.yardstick_s < 60
+    for method in row.methods:
+        found = time_row(replace(row, methods=(method,)))
+        assert (found.method, found.mesh) == (method.name, {"data": 4, "model": 4})
+        assert found.num_ops > 100 and found.num_nodes[0] > found.num_nodes[1]
+        assert found.plan_s > 0 and 0 < found.step_s
+        assert 0 <= found.gap < 0.05
+        assert found.held_bytes > 2**26 and 0.01 < found.yardstick_s < 60
 
 
 def test_a_method_without_a_plan_is_told_in_four_parts() -> None:
@@ -126,31 +130,55 @@ def test_medians_of_processes_that_each_plan_by_one_method(
     seconds = iter([1.0, 2.0, 9.0, 4.0, 3.0, 2.5] * 2)
     jobs: list[list[str]] = []
 
-    def run_job(job: Mapping[str, Any], log: Path, timeout_s: float) -> Outcome:
+    def run_job(
+        process: Any, job: Mapping[str, Any], log: Path, timeout_s: float, stop: Any
+    ) -> Outcome:
         method = job["row"].methods[0].name
         jobs.append([job["row"].model, method])
         step_s = 0.0102 if method == "fast" else 0.01
         values = measured(method, next(seconds), step_s)
         return Outcome(status="ok", values=values)
 
-    monkeypatch.setattr(row_run, "run_job", run_job)
-    monkeypatch.setattr(row_run, "versions", lambda: {"jax": "1"})
+    monkeypatch.setattr(JobProcess, "run", run_job)
+    monkeypatch.setattr(cells_module, "versions", lambda: {"jax": "1"})
     store = Store.open(tmp_path)
-    results = run_rows(SUITE, store, lambda line: None, PLAN)
+    results = run_suite(PLAN, SuiteRun(SUITE, store, lambda line: None))
     assert len(jobs) == 12 and jobs[:2] == [["mlp-tiny", "fast"], ["mlp-tiny", "best"]]
     first = results[0].found
-    assert first is not None and first.plan_s == {"fast": 3.0, "best": 2.5}
-    text = PLAN.report(SUITE, results, "the command")
+    assert [(p.method, p.plan_s) for p in first] == [("fast", 3.0), ("best", 2.5)]
+    text = PLAN.report(SUITE, results, "the command").text
     cells = "1,234 | 2,000 | 300 | 3 | 2.5 | 0.4% | 0.4% | 1.020 | 512 MiB | 0.28 |"
     assert f"| mlp-tiny | v5e:4x4 | 4 × 4 (chosen) | {cells}" in text
     assert f"| gpt-tiny | v5e:4x4 | 4 × 4 | {cells}" in text
-    run_rows(SUITE, store, lambda line: None, PLAN)
+    run_suite(PLAN, SuiteRun(SUITE, store, lambda line: None))
     assert len(jobs) == 12, "kept"
+
+
+def test_one_failed_sample_of_a_row_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[str] = []
+
+    def run_job(process: Any, job: Mapping[str, Any], *rest: Any) -> Outcome:
+        jobs.append(job["row"].model)
+        if len(jobs) == 2:
+            return Outcome(status="died", error="why")
+        return Outcome(status="ok", values=measured("best", 1.0, 1.0))
+
+    monkeypatch.setattr(JobProcess, "run", run_job)
+    said: list[str] = []
+    run = SuiteRun(SUITE, Store.open(tmp_path), said.append)
+    failed, fine = run_suite(PLAN, run)
+    assert failed.error == "died. why" and fine.found is not None
+    assert jobs == ["mlp-tiny"] * 2 + ["gpt-tiny"] * 6
+    assert "died. why" in said[1] and said[2].startswith("[7/12")
+    run_suite(PLAN, SuiteRun(SUITE, run.store, said.append))
+    assert jobs[8:] == ["mlp-tiny"] * 5, "the first sample is there"
 
 
 def test_a_row_that_failed_keeps_its_place() -> None:
     failed = RowResult(row=SUITE.rows[0], found=None, error="died. why\nlog")
-    text = PLAN.report(SUITE, [failed], "the command")
+    text = PLAN.report(SUITE, [failed], "the command").text
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert "died. why" in table[-1] and len({line.count("|") for line in table}) == 1
 
@@ -175,7 +203,7 @@ def test_every_pass_of_a_large_cluster_is_timed_and_drawn() -> None:
         RowResult(row=row, found=one)
         for row, one in zip(suite.rows, (found, slow, found), strict=True)
     ]
-    text = SCALE.report(suite, results, "the command")
+    text = SCALE.report(suite, results, "the command").text
     assert "](wide.svg)" in text and "1 above 30" in text and "| 1,024 |" in text
     plot = ElementTree.fromstring(scale_plot(results))
     drawn = [line for line in plot.iter() if line.tag.endswith("polyline")]

@@ -5,16 +5,18 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from rhino_jax.bench.process import Outcome, run_worker
+from rhino_jax.bench.process import JobProcess, Outcome
 from rhino_jax.utils.worker import WorkerStopped
 
 
 def run(code: str, folder: Path, timeout_s: float = 60.0) -> Outcome:
-    return run_worker("builtins:exec", code, folder / "log", timeout_s)
+    with closing(JobProcess("builtins:exec")) as process:
+        return process.run(code, folder / "log", timeout_s)
 
 
 def test_a_process_that_ends_well(tmp_path: Path) -> None:
@@ -40,6 +42,20 @@ def test_a_process_that_is_killed(tmp_path: Path) -> None:
     assert "SIGKILL" in outcome.error and "memory" in outcome.error
     aborted = run("import os; os.abort()", tmp_path)
     assert aborted.status == "died" and "SIGABRT" in aborted.error
+
+
+def test_a_process_does_jobs_until_it_ends(tmp_path: Path) -> None:
+    with closing(JobProcess("builtins:eval")) as process:
+
+        def value(code: str, log: str) -> Outcome:
+            return process.run(f"__import__('os').{code}", tmp_path / log, 60.0)
+
+        first = value("getpid()", "a")
+        assert value("getpid()", "b") == first and not (tmp_path / "b").exists()
+        assert value("abort()", "c").status == "died"
+        again = value("getpid()", "d")
+        assert again.status == "ok" and again.values != first.values
+        assert (tmp_path / "d").exists()
 
 
 def test_a_process_that_hangs_is_killed(tmp_path: Path) -> None:
@@ -87,7 +103,8 @@ def test_a_process_is_stopped_with_its_children(tmp_path: Path) -> None:
 
     threading.Thread(target=stop_it, daemon=True).start()
     with pytest.raises(WorkerStopped):
-        run_worker("builtins:exec", code, log, 60.0, stop)
+        with closing(JobProcess("builtins:exec")) as process:
+            process.run(code, log, 60.0, stop)
     _wait_until_gone(int(log.read_text()))
 
 

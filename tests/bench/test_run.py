@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from rhino_jax.bench import run as cell_module, run as run_module
+from rhino_jax.bench import cells as cells_module
+from rhino_jax.bench.cells import SuiteRun
 from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.command import Command, narrow, run_command
+from rhino_jax.bench.compiling import CompileKind
 from rhino_jax.bench.methods import parse_method
-from rhino_jax.bench.process import Outcome
+from rhino_jax.bench.process import JobProcess, Outcome
 from rhino_jax.bench.progress import Clock, format_duration
-from rhino_jax.bench.records import CellOutcome, Result, cell_key
+from rhino_jax.bench.records import Result, cell_key
 from rhino_jax.bench.run import run_suite
 from rhino_jax.bench.store import Store
 from rhino_jax.bench.suite import Suite, parse_suite
@@ -56,60 +58,64 @@ class Children:
     def __init__(self) -> None:
         self.jobs: list[str] = []
         self.ends: dict[str, Outcome | type[BaseException]] = {}
+        self.unplanned: set[str] = set()
 
     def run(
-        self, job: Mapping[str, Any], log: Path, timeout_s: float, stop: threading.Event
+        self,
+        process: JobProcess,
+        job: Mapping[str, Any],
+        log: Path,
+        timeout_s: float,
+        stop: threading.Event,
     ) -> Outcome:
-        name = log.stem.rpartition("-")[2]
-        self.jobs.append(f"{job['row'].model} {name}")
+        row, name = job["row"], log.stem.rpartition("-")[2]
+        self.jobs.append(f"{row.model} {name}")
+        if self.jobs[-1] in self.unplanned:
+            return Outcome(status="died", error="why")
+        if self.jobs[-1] == "gpt-tiny dp":
+            return Outcome(status="ok", values=REFUSED)
+        key = f"{cell_key(row, *row.methods)}-plan"
+        Store(Path(job["folder"])).save(key, PLANNED, job["versions"])
         end = self.ends.get(self.jobs[-1], OK)
         if isinstance(end, type):
             raise end()
         if end is not OK:
             return end
-        if job["task"] == "plan":
-            self._plan(job)
-            return Outcome(status="ok", values={})
         return Outcome(status="ok", values=self._compiled(job, name))
 
-    def _plan(self, job: Mapping[str, Any]) -> None:
-        store, row = Store(Path(job["folder"])), job["row"]
-        for method in row.methods:
-            is_refused = method.name == "dp" and row.model == "gpt-tiny"
-            outcome = REFUSED if is_refused else PLANNED
-            store.save(f"{cell_key(row, method)}-plan", outcome, job["versions"])
-
-    def _compiled(self, job: Mapping[str, Any], name: str) -> CellOutcome:
-        planned = PLANNED
-        if job["task"] == "refine":
-            planned = replace(PLANNED, candidates=({"name": "best"},))
-        else:
-            assert job["planned"] == PLANNED
-        outcome = replace(
-            planned,
+    def _compiled(self, job: Mapping[str, Any], name: str) -> Result:
+        is_refined = job["row"].methods[0].refine
+        return replace(
+            PLANNED,
+            candidates=({"name": "best"},) if is_refined else (),
             program=name,
             compiled=measure(STEPS_MS[name]),
             rematerialised=0,
             compile_s=3.0,
         )
-        return outcome
 
 
-PLANNED = CellOutcome(status="ok", plan_s=2.0, mesh={"data": 8}, predicted=measure(9.0))
-REFUSED = CellOutcome(status="not allowed", error="no batch")
+PLANNED = Result(status="ok", plan_s=2.0, mesh={"data": 8}, predicted=measure(9.0))
+REFUSED = Result(status="not allowed", error="no batch")
 
 
 @pytest.fixture
 def children(monkeypatch: pytest.MonkeyPatch) -> Children:
     found = Children()
-    monkeypatch.setattr(cell_module, "run_job", found.run)
-    monkeypatch.setattr(run_module, "versions", lambda: {"rhino_jax": "1"})
+    monkeypatch.setattr(JobProcess, "run", lambda *args: found.run(*args))
+    monkeypatch.setattr(cells_module, "versions", lambda: {"rhino_jax": "1"})
     return found
 
 
+def run_in(
+    store: Store, suite: Suite = SUITE, jobs: int = 1, **missing: str
+) -> tuple[Result, ...]:
+    run = SuiteRun(suite, store, lambda line: None)
+    return run_suite(CompileKind(missing), run, jobs)
+
+
 def run(folder: Path, suite: Suite = SUITE, **missing: str) -> dict[str, Result]:
-    store = Store.open(folder)
-    results = run_suite(suite, store, lambda line: None, missing)
+    results = run_in(Store.open(folder), suite, **missing)
     return {f"{r.workload} {r.method}": r for r in results}
 
 
@@ -121,8 +127,7 @@ def test_every_cell_has_a_result(tmp_path: Path, children: Children) -> None:
     assert first.predicted == measure(9.0) and first.plan_s == 2.0
     assert found["gpt-tiny dp"].status == "not allowed"
     assert found["gpt-tiny refined:2"].candidates == ({"name": "best"},)
-    # One process plans a row; what has no plan is not compiled.
-    assert len(children.jobs) == 2 + 8 - 1
+    assert len(children.jobs) == 8
 
 
 def test_what_is_finished_is_not_run_again(tmp_path: Path, children: Children) -> None:
@@ -164,13 +169,14 @@ def test_a_cell_that_dies_is_a_result_and_is_tried_again(
     assert children.jobs == ["mlp-tiny best"]
 
 
-def test_planning_that_dies_fails_the_cells_that_need_it(
+def test_a_cell_whose_planning_dies_has_no_predictions(
     tmp_path: Path, children: Children
 ) -> None:
-    children.ends["mlp-tiny plan"] = Outcome(status="died", error="why")
+    children.unplanned = {"mlp-tiny dp"}
     found = run(tmp_path)
-    assert [found[f"mlp-tiny {m}"].status for m in ("dp", "best")] == ["died", "died"]
-    assert found["mlp-tiny refined:2"].fits and found["gpt-tiny best"].fits
+    dead = found["mlp-tiny dp"]
+    assert (dead.status, dead.error, dead.predicted) == ("died", "why", None)
+    assert found["mlp-tiny best"].fits and found["gpt-tiny best"].fits
 
 
 def test_other_versions_run_again(
@@ -178,9 +184,9 @@ def test_other_versions_run_again(
 ) -> None:
     run(tmp_path)
     children.jobs.clear()
-    monkeypatch.setattr(run_module, "versions", lambda: {"rhino_jax": "2"})
+    monkeypatch.setattr(cells_module, "versions", lambda: {"rhino_jax": "2"})
     run(tmp_path)
-    assert len(children.jobs) == 9
+    assert len(children.jobs) == 8
 
 
 def test_a_method_that_is_added_later_is_all_that_runs(
@@ -190,16 +196,16 @@ def test_a_method_that_is_added_later_is_all_that_runs(
     children.jobs.clear()
     found = run(tmp_path, narrow(SUITE, "mlp-*", ["dp", "best"]))
     assert list(found) == ["mlp-tiny dp", "mlp-tiny best"]
-    assert children.jobs == ["mlp-tiny plan", "mlp-tiny best"]
+    assert children.jobs == ["mlp-tiny best"]
 
 
 def test_rows_that_run_at_a_time_give_the_same(
     tmp_path: Path, children: Children
 ) -> None:
     one, two = Store.open(tmp_path / "1"), Store.open(tmp_path / "2")
-    alone = run_suite(SUITE, one, lambda line: None, {})
-    assert run_suite(SUITE, two, lambda line: None, {}, jobs=2) == alone
-    assert run_suite(SUITE, two, lambda line: None, {}) == alone
+    alone = run_in(one)
+    assert run_in(two, jobs=2) == alone
+    assert run_in(two) == alone
 
 
 def test_an_interrupt_of_one_row_stops_the_others(
@@ -208,7 +214,11 @@ def test_an_interrupt_of_one_row_stops_the_others(
     started = threading.Event()
 
     def run_job(
-        job: Mapping[str, Any], log: Path, timeout_s: float, stop: threading.Event
+        process: JobProcess,
+        job: Mapping[str, Any],
+        log: Path,
+        timeout_s: float,
+        stop: threading.Event,
     ) -> Outcome:
         if job["row"].model == "mlp-tiny":
             started.wait(30)
@@ -217,10 +227,10 @@ def test_an_interrupt_of_one_row_stops_the_others(
         assert stop.wait(30), "nobody stopped this"
         raise WorkerStopped
 
-    monkeypatch.setattr(cell_module, "run_job", run_job)
+    monkeypatch.setattr(JobProcess, "run", run_job)
     store = Store.open(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        run_suite(SUITE, store, lambda line: None, {}, jobs=2)
+        run_in(store, jobs=2)
     assert not list((store.folder / "results").iterdir())
 
 
@@ -228,8 +238,7 @@ def test_a_missing_extra_is_a_result_that_is_not_final(
     tmp_path: Path, children: Children
 ) -> None:
     store = Store.open(tmp_path)
-    missing = {"v5e:2x4": "libtpu is not installed"}
-    results = run_suite(SUITE, store, lambda line: None, missing)
+    results = run_in(store, **{"v5e:2x4": "libtpu is not installed"})
     assert [r.status for r in results[4:]] == ["no extra"] * 4
     assert results[4].error == "libtpu is not installed"
     assert run(tmp_path)["gpt-tiny best"].fits

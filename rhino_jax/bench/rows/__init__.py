@@ -2,11 +2,11 @@
 
 In: a suite that only plans, or one whose steps run and are timed.
 Out: a saved result per row, and the suite's report.
-Order: `row_run` (a kind of suites, its rows one after the other, its report),
-`plan_run` (seconds and memory of planning), `scale_run` (of large clusters),
-`pipeline_run` (planned pipelines), `stages_run` with `stages_worker` (pipelines that
-run), `calls` (a step's first call), `clock` (steps on emulated devices), `device_run`
-(steps on the devices that are here), `layouts_run` (layouts that others measured).
+Order: `row_run` (a kind of suites: how rows are measured, and its report), `timed_plan`
+(the plans of four kinds), `plan_run` (seconds and memory of planning), `scale_run` (of
+large clusters), `pipeline_run` (planned pipelines), `layouts_run` (layouts that others
+measured), `stages_run` (pipelines that run), `calls` (a step's first call), `clock`
+(steps on emulated devices), `device_run` (steps on the devices that are here).
 """
 
 from __future__ import annotations

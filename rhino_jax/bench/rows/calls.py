@@ -12,16 +12,12 @@ from typing import Any
 import jax
 
 import rhino_jax as rhino
-from rhino_jax.bench.checks import BenchError
-from rhino_jax.bench.rows.row_run import Cells, Found, RowKind, the_only
-from rhino_jax.bench.suite import BenchRow, model_of
-from rhino_jax.hardware.files import load_target
-from rhino_jax.utils.worker import TaskFailed, Worker, WorkerEnded
+from rhino_jax.bench.process import answers
+from rhino_jax.bench.rows.row_run import Found, RowKind, TableLines
+from rhino_jax.bench.suite import BenchRow
 
 
 HOWS = ("jit", "auto_shard")
-
-_ENVIRONMENT = {"RHINO_CACHE": "0"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +45,20 @@ def call_row(row: BenchRow) -> FirstCall:
     """
     cpu_s, wall_s = {}, {}
     for how in HOWS:
-        devices = load_target(row.target).num_devices if how != "jit" else 1
-        task = row.model, how, devices, dict(row.overrides)
-        try:
-            with Worker(f"{__name__}:first_call", environment=_ENVIRONMENT) as worker:
-                said = worker.answer(task)
-        except (TaskFailed, WorkerEnded) as error:
-            raise BenchError(
-                f"`bench`: the first call of {row.model!r} under {how} failed.",
-                where=f"{row.model}, {how}, devices: {devices}",
-                numbers=str(error),
-                fix="see the traceback above, if there is one.",
-            ) from error
+        devices = row.num_devices if how != "jit" else 1
+        task = row, how, devices
+        (said,) = answers(
+            f"{__name__}:first_call",
+            [task],
+            f"`bench`: the first call of {row.model!r} under {how} failed.",
+            where=f"{row.model}, {how}, devices: {devices}",
+        )
         cpu_s[how], wall_s[how] = said["cpu_s"], said["wall_s"]
     plan_s, mesh = said["plan_s"], said["mesh"]
     return FirstCall(cpu_s=cpu_s, wall_s=wall_s, plan_s=plan_s, mesh=mesh)
 
 
-def _cells(row: BenchRow, found: FirstCall) -> Cells:
+def _table_lines(row: BenchRow, found: FirstCall) -> TableLines:
     yield {
         "mesh": " × ".join(map(str, found.mesh.values())),
         **{f"{how} CPU s": f"{s:.1f}" for how, s in found.cpu_s.items()},
@@ -88,11 +80,10 @@ CALLS: RowKind[FirstCall] = RowKind(
     name="calls",
     sample=FirstCall,
     measure=call_row,
-    read=the_only,
-    line=lambda found: ", ".join(
+    describe=lambda found: ", ".join(
         f"{how} {s:.1f} CPU s" for how, s in found.cpu_s.items()
     ),
-    cells=_cells,
+    table=_table_lines,
     notes="The first call of a step, until its results are there: traced, planned"
     " (under `auto_shard`), compiled and run. Each in a process of its own, imports and"
     " initial state not counted; nothing is read from caches.",
@@ -100,16 +91,15 @@ CALLS: RowKind[FirstCall] = RowKind(
 )
 
 
-def first_call(task: tuple[str, str, int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Call the step of a model once, and return its seconds; runs in a worker.
+def first_call(task: tuple[BenchRow, str, int]) -> dict[str, Any]:
+    """Call a row's step once, and return its seconds; runs in a worker.
 
     Args:
-      task: name of the model, "jit" or "auto_shard", number of emulated devices,
-        keywords of the model.
+      task: the row; "jit" or "auto_shard"; number of emulated devices.
     """
-    model, how, devices, overrides = task
+    row, how, devices = task
     jax.config.update("jax_num_cpu_devices", devices)
-    work = model_of(model, **overrides)
+    work = row.make()
     state, batch = work.init(jax.random.key(0)), work.make_batch(jax.random.key(1))
     jax.block_until_ready(batch)
     wrap = work.jit if how == "jit" else rhino.auto_shard

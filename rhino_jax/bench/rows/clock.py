@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +20,16 @@ import jax.numpy as jnp
 
 import rhino_jax as rhino
 from rhino_jax.bench.methods import parse_method
-from rhino_jax.bench.planning import Planner, workload_of
-from rhino_jax.bench.rows.row_run import Cells, Found, RowKind, the_only
+from rhino_jax.bench.planning import Planner
+from rhino_jax.bench.rows.row_run import Found, RowKind, TableLines
 from rhino_jax.bench.suite import BenchRow
-from rhino_jax.bench.tables.figures import format_ms, format_span
-from rhino_jax.models.workload import Workload
+from rhino_jax.bench.tables.figures import (
+    by_name,
+    format_ms,
+    format_seconds_span,
+    format_span,
+)
+from rhino_jax.bench.timing import fed_back, mean_s
 from rhino_jax.runtime.sharded import jit_with_plan
 from rhino_jax.units import format_seconds
 
@@ -46,7 +50,6 @@ class Clocked:
     """Wall times of one row.
 
     Attributes:
-      workload, target, mesh: the row.
       step_s: method → median seconds of a step.
       ratio: rhino's method → median over samples of its seconds over those of the
         fastest recipe, sampled at the same time.
@@ -56,9 +59,6 @@ class Clocked:
       num_arrays: number of these arguments.
     """
 
-    workload: str
-    target: str
-    mesh: Mapping[str, int]
     step_s: Mapping[str, float]
     ratio: Mapping[str, float]
     recipe: str
@@ -68,25 +68,22 @@ class Clocked:
 
 def clock_row(row: BenchRow) -> Clocked:
     """Run every method's step on the CPU devices that are present."""
-    workload = workload_of(row)
+    workload = row.make()
     state = jax.device_get(workload.make_args(jax.random.key(0)))
-    steps: dict[str, Callable[[], None]] = {}
-    mesh: dict[str, int] = {}
-    for planned in Planner.of(row).plans(row.methods):
-        if planned.plan is not None:
-            mesh = dict(planned.plan.mesh_axes)
-            step, donated = workload.step, workload.donate_argnums
-            run = jit_with_plan(step, planned.plan, donate_argnums=donated)
-            steps[planned.method.name] = _step(run, workload, state)
+    steps: dict[str, Callable[[], Any]] = {}
+    planner = Planner.of(row)
+    for method in row.methods:
+        _, plan = planner.plan(method)
+        if plan is not None:
+            donated = workload.donate_argnums
+            run = jit_with_plan(workload.step, plan, donate_argnums=donated)
+            steps[method.name] = fed_back(run, workload, state)
     samples = _interleave(steps)
     medians = {name: statistics.median(found) for name, found in samples.items()}
     recipes = [name for name in samples if parse_method(name).is_recipe]
     best = min(recipes, key=lambda name: medians[name], default="")
     overhead_s, num_arrays = call_overhead_s(state)
     return Clocked(
-        workload=row.workload,
-        target=row.target,
-        mesh=mesh,
         step_s=medians,
         ratio={
             name: median_ratio(found, samples[best])
@@ -104,39 +101,18 @@ def median_ratio(these: Sequence[float], those: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(these, those, strict=True))
 
 
-def _step(
-    run: Callable[..., Any], workload: Workload, state: Sequence[Any]
-) -> Callable[[], None]:
-    """Return a function that runs one step, and feeds back the donated arguments."""
-    args = list(state)
-
-    def step() -> None:
-        result = run(*args)
-        for i in workload.donate_argnums:
-            args[i] = result[i]
-        jax.block_until_ready(result)
-
-    return step
-
-
-def _interleave(steps: Mapping[str, Callable[[], None]]) -> dict[str, list[float]]:
+def _interleave(steps: Mapping[str, Callable[[], Any]]) -> dict[str, list[float]]:
     """Return samples of seconds per step, one of each method per round."""
     counts: dict[str, int] = {}
     for name, step in steps.items():
-        step()
-        counts[name] = max(1, math.ceil(SAMPLE_S / _seconds(step, 1)))
+        mean_s(step)
+        counts[name] = max(1, math.ceil(SAMPLE_S / mean_s(step)))
     samples: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(ROUNDS):
         for name, step in steps.items():
-            samples[name].append(_seconds(step, counts[name]))
+            each = (mean_s(step) for _ in range(counts[name]))
+            samples[name].append(statistics.fmean(each))
     return samples
-
-
-def _seconds(step: Callable[[], None], count: int) -> float:
-    started = time.perf_counter()
-    for _ in range(count):
-        step()
-    return (time.perf_counter() - started) / count
 
 
 def call_overhead_s(args: Sequence[Any]) -> tuple[float, int]:
@@ -170,16 +146,7 @@ def call_overhead_s(args: Sequence[Any]) -> tuple[float, int]:
     return found["sharded"] - found["plain"], len(leaves)
 
 
-def _ratios(found: Iterable[Clocked]) -> dict[str, list[float]]:
-    """Return the ratios of all rows by method."""
-    ratios: dict[str, list[float]] = defaultdict(list)
-    for clocked in found:
-        for name, ratio in clocked.ratio.items():
-            ratios[name].append(ratio)
-    return ratios
-
-
-def _cells(row: BenchRow, found: Clocked) -> Cells:
+def _table_lines(row: BenchRow, found: Clocked) -> TableLines:
     names = [m.name for m in row.methods if not m.is_recipe]
     yield {
         "fastest recipe": found.recipe,
@@ -195,16 +162,15 @@ def _cells(row: BenchRow, found: Clocked) -> Cells:
     }
 
 
-def _summary(suite: str, found: Found[Clocked]) -> tuple[str, ...]:
+def _summary(suite: str, found: Found[Clocked]) -> Sequence[str]:
     """Return a line on steps over recipes' steps, and a call's overhead."""
-    ratios = _ratios(x for _, x in found).items()
-    said = ", ".join(f"`{name}` {format_span(values)}" for name, values in ratios)
-    overheads = sorted(x.overhead_s for _, x in found)
+    ratios = by_name(pair for _, clocked in found for pair in clocked.ratio.items())
+    said = ", ".join(f"`{name}` {format_span(x)}" for name, x in ratios.items())
+    overhead = format_seconds_span([x.overhead_s for _, x in found])
     return (
         f"`{suite}`, {len(found)} models that really run, on emulated devices: step"
-        f" over the fastest recipe's: {said}. A decorated call costs"
-        f" {format_seconds(overheads[0])} to {format_seconds(overheads[-1])} more than"
-        " one of `jax.jit`.",
+        f" over the fastest recipe's: {said}. A decorated call costs {overhead} more"
+        " than one of `jax.jit`.",
     )
 
 
@@ -212,11 +178,10 @@ CLOCK: RowKind[Clocked] = RowKind(
     name="clock",
     sample=Clocked,
     measure=clock_row,
-    read=the_only,
-    line=lambda found: ", ".join(
+    describe=lambda found: ", ".join(
         f"{name} {format_seconds(s)}" for name, s in found.step_s.items()
     ),
-    cells=_cells,
+    table=_table_lines,
     notes="Seconds of all devices together on this host's cores: medians of interleaved"
     " samples; ratios are medians of ratios within a sample. The overhead is of a"
     " decorated call over one of `jax.jit`, with the workload's arguments.",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +15,11 @@ from typing import Any
 import jax
 
 from rhino_jax.bench.checks import BenchError
-from rhino_jax.bench.planning import Planner, workload_of
-from rhino_jax.bench.rows.row_run import Cells, Found, RowKind, the_only
+from rhino_jax.bench.planning import Planner
+from rhino_jax.bench.rows.row_run import Found, RowKind, TableLines
 from rhino_jax.bench.suite import BenchRow
 from rhino_jax.bench.tables.figures import format_ms, format_span
+from rhino_jax.bench.timing import fed_back, mean_s
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models.workload import Workload
 from rhino_jax.runtime.meshes import make_mesh
@@ -70,25 +70,21 @@ def device_row(row: BenchRow) -> MeasuredStep:
             fix=f"run it on {' or '.join(map(repr, target.device.kinds))}, or write a"
             " suite for these devices.",
         )
-    planner, workload = Planner.of(row), workload_of(row)
-    planned = next(iter(planner.plans(row.methods[:1])))
-    if planned.plan is None:
+    planner, workload = Planner.of(row), row.make()
+    result, plan = planner.plan(row.methods[0])
+    if plan is None:
         raise BenchError(
-            f"`bench`: no plan by {planned.method.name!r} to measure.",
+            f"`bench`: no plan by {result.method!r} to measure.",
             where=f"{row.model}, {row.target}",
-            numbers=planned.error,
+            numbers=result.error,
             fix="change the row's mesh or memory.",
         )
-    mesh = make_mesh(planned.plan.mesh_axes, "`bench`")
-    place = place_of(planned.plan, mesh, "`bench`")
-    made = compile_plan(planner.traced, planned.plan, place, {})
-    run = jit_with_plan(
-        workload.step, planned.plan, donate_argnums=workload.donate_argnums
-    )
-    compiled = made.reading.compiled
+    place = place_of(plan, make_mesh(plan.mesh_axes, "`bench`"), "`bench`")
+    compiled = compile_plan(planner.traced, plan, place, {}).reading.compiled
+    run = jit_with_plan(workload.step, plan, donate_argnums=workload.donate_argnums)
     return MeasuredStep(
-        predicted_s=planned.plan.predicted.step_time_s,
-        predicted_bytes=planned.plan.predicted.peak_bytes,
+        predicted_s=plan.predicted.step_time_s,
+        predicted_bytes=plan.predicted.peak_bytes,
         priced_s=compiled.step_time_s,
         compiled_bytes=compiled.peak_bytes,
         measured_s=measured_s(run, workload),
@@ -97,23 +93,13 @@ def device_row(row: BenchRow) -> MeasuredStep:
 
 def measured_s(run: Callable[..., Any], workload: Workload) -> float:
     """Return the median seconds of a step, its state fed back."""
-    args = list(workload.make_args(jax.random.key(0)))
-
-    def steps(count: int) -> float:
-        started = time.perf_counter()
-        for _ in range(count):
-            result = run(*args)
-            for i in workload.donate_argnums:
-                args[i] = result[i]
-        jax.block_until_ready(result)
-        return (time.perf_counter() - started) / count
-
-    steps(2)
-    count = max(2, math.ceil(SAMPLE_S / steps(1)))
-    return statistics.median(steps(count) for _ in range(SAMPLES))
+    step = fed_back(run, workload, workload.make_args(jax.random.key(0)))
+    mean_s(step, 2)
+    count = max(2, math.ceil(SAMPLE_S / mean_s(step)))
+    return statistics.median(mean_s(step, count) for _ in range(SAMPLES))
 
 
-def _cells(row: BenchRow, found: MeasuredStep) -> Cells:
+def _table_lines(row: BenchRow, found: MeasuredStep) -> TableLines:
     yield {
         "predicted ms": format_ms(found.predicted_s),
         "by its HLO": format_ms(found.priced_s),
@@ -141,13 +127,12 @@ DEVICE: RowKind[MeasuredStep] = RowKind(
     name="device",
     sample=MeasuredStep,
     measure=device_row,
-    read=the_only,
-    line=lambda found: (
+    describe=lambda found: (
         f"{format_seconds(found.measured_s)} measured,"
         f" {format_seconds(found.predicted_s)} predicted,"
         f" {format_bytes(found.compiled_bytes)}"
     ),
-    cells=_cells,
+    table=_table_lines,
     notes="Steps with their state fed back, of which only the last of a sample is"
     " awaited: medians.",
     summary=_summary,

@@ -8,74 +8,26 @@ ideal has no waiting: no fill or drain of the pipeline, and no transfers between
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import rhino_jax as rhino
 from rhino_jax.bench.methods import ALPA, SCHEDULES, ShardingMethod
-from rhino_jax.bench.planning import workload_of
-from rhino_jax.bench.rows.row_run import (
-    ADDITIONS,
-    Cells,
-    Found,
-    RowKind,
-    yardstick_s,
-)
+from rhino_jax.bench.rows.row_run import Found, RowKind, TableLines
+from rhino_jax.bench.rows.timed_plan import ADDITIONS, Plans, TimedPlan, yardstick_s
 from rhino_jax.bench.suite import BenchRow
-from rhino_jax.bench.tables.figures import format_span
+from rhino_jax.bench.tables.figures import by_name, format_seconds_span, format_span
 from rhino_jax.errors import InfeasiblePlanError, StageError
-from rhino_jax.pipeline.of_plan import schedule_of
-from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.units import format_bytes, format_seconds, format_share
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedPipeline:
-    """One plan of a row.
-
-    Attributes:
-      method: name of the method.
-      error: why there is no plan; then all else is 0 or empty.
-      places: number of places of every stage along the stage axis; empty without
-        stages.
-      mesh: mesh of all devices: axis → size.
-      micro_batches: number of micro-batches.
-      schedule: name of the schedule; empty without stages.
-      step_s, ideal_s: predicted step, and that of the busiest stage alone, in seconds.
-      bubble: idle share of all devices' time.
-      peak_bytes: peak memory of the fullest device.
-      plan_s, cpu_s: planning time, tracing included: wall-clock seconds, and CPU
-        seconds of the process.
-      yardstick_s: seconds of the yardstick (see `yardstick`) just before.
-    """
-
-    method: str
-    error: str = ""
-    places: tuple[int, ...] = ()
-    mesh: Mapping[str, int]
-    micro_batches: int = 1
-    schedule: str = ""
-    step_s: float = 0.0
-    ideal_s: float = 0.0
-    bubble: float = 0.0
-    peak_bytes: int = 0
-    plan_s: float
-    cpu_s: float
-    yardstick_s: float
-
-
-Plans = Sequence[PlannedPipeline]
-"""A row's plans, one for every method."""
-
-
-def plan_pipeline(row: BenchRow) -> PlannedPipeline:
-    """Plan a row by its only method."""
+def plan_pipeline(row: BenchRow) -> TimedPlan:
+    """Plan a row by its only method; tracing is part of the planning time."""
     (method,) = row.methods
-    workload, beside_s = workload_of(row), yardstick_s()
+    workload, beside_s = row.make(), yardstick_s()
     started, cpu = time.monotonic(), time.process_time()
-    error, planned = "", None
+    planned, error = None, ""
     try:
         planned = rhino.plan(
             workload.step,
@@ -88,34 +40,14 @@ def plan_pipeline(row: BenchRow) -> PlannedPipeline:
         )
     except (InfeasiblePlanError, StageError) as refused:
         error = refused.what
-    found = PlannedPipeline(
-        method=method.name,
-        error=error,
-        mesh={},
-        plan_s=time.monotonic() - started,
-        cpu_s=time.process_time() - cpu,
-        yardstick_s=beside_s,
-    )
+    measured: dict[str, Any] = {
+        "plan_s": time.monotonic() - started,
+        "cpu_s": {"all": time.process_time() - cpu},
+        "yardstick_s": beside_s,
+    }
     if planned is None:
-        return found
-    step_s = planned.predicted.step_time_s
-    found = replace(
-        found,
-        mesh=dict(planned.mesh_axes),
-        micro_batches=planned.microbatches,
-        step_s=step_s,
-        ideal_s=step_s,
-        peak_bytes=planned.predicted.peak_bytes,
-    )
-    if planned.pipeline is None:
-        return found
-    return replace(
-        found,
-        places=tuple(planned.places),
-        schedule=planned.schedule,
-        ideal_s=max(planned.pipeline.busy_s),
-        bubble=simulate(schedule_of(planned.pipeline)).bubble,
-    )
+        return TimedPlan(method=method.name, error=error, **measured)
+    return TimedPlan.of(method.name, planned, **measured)
 
 
 def _asked(row: BenchRow, method: ShardingMethod) -> dict[str, Any]:
@@ -131,19 +63,19 @@ def _asked(row: BenchRow, method: ShardingMethod) -> dict[str, Any]:
     }
 
 
-def _said(found: PlannedPipeline) -> str:
+def _said(found: TimedPlan) -> str:
     if found.error:
         return f"{found.method} none: {found.error}"
     stages = f"{max(1, len(found.places))} × m = {found.micro_batches}"
     return f"{found.method} {stages}, {format_seconds(found.step_s)}"
 
 
-def _cells(row: BenchRow, plans: Plans) -> Cells:
+def _table_lines(row: BenchRow, plans: Plans) -> TableLines:
     for one in plans:
         first_s, is_last = plans[0].step_s, one.method == row.methods[-1].name
         took = {
             "s": f"{one.plan_s:.3g}",
-            "CPU s": f"{one.cpu_s:.3g}",
+            "CPU s": f"{one.total_s:.3g}",
             "yardstick s": f"{one.yardstick_s:.3g}",
         }
         if one.error:
@@ -172,19 +104,19 @@ def _summary(suite: str, found: Found[Plans]) -> Iterator[str]:
     every = [p for _, plans in found for p in plans if not p.error]
     if not every:
         return
-    took = [p.cpu_s for p in every]
+    took = [p.total_s for p in every]
     over = [p.step_s / p.ideal_s for p in every if p.places]
     said = f", step over ideal {min(over):.2f} to {max(over):.2f}" if over else ""
     yield (
-        f"`{suite}`, {len(every)} plans: {format_seconds(min(took))} to"
-        f" {format_seconds(max(took))} of one core{said}."
+        f"`{suite}`, {len(every)} plans: {format_seconds_span(took)} of one core{said}."
     )
-    ratios: dict[str, list[float]] = {}
-    for _, plans in found:
-        alpa = next((p.step_s for p in plans if p.method == ALPA), 0.0)
-        for plan in plans:
-            if alpa and plan.step_s and plan.method != ALPA:
-                ratios.setdefault(plan.method, []).append(plan.step_s / alpa)
+    ratios = by_name(
+        (plan.method, plan.step_s / alpa.step_s)
+        for _, plans in found
+        for alpa in plans
+        for plan in plans
+        if alpa.method == ALPA != plan.method and alpa.step_s and plan.step_s
+    )
     for method, over in ratios.items():
         yield (
             f"`{method}`, {len(over)} steps over those of Alpa's stages:"
@@ -200,11 +132,11 @@ def _stages(places: Sequence[int]) -> str:
 
 PIPELINES: RowKind[Plans] = RowKind(
     name="pipelines",
-    sample=PlannedPipeline,
+    sample=TimedPlan,
     measure=plan_pipeline,
     read=list,
-    line=lambda found: "; ".join(map(_said, found)),
-    cells=_cells,
+    describe=lambda found: "; ".join(map(_said, found)),
+    table=_table_lines,
     notes="Predicted. The ideal is the time that the tasks of the busiest stage take,"
     " of all micro-batches and with the update: no filling, no draining, no transfer."
     " `÷ first` is the step over that of the row's first method; `published`, the same"

@@ -5,22 +5,15 @@ from __future__ import annotations
 import resource
 import statistics
 import sys
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.planning import Planner
-from rhino_jax.bench.progress import title_of
-from rhino_jax.bench.rows.row_run import (
-    ADDITIONS,
-    Cells,
-    Found,
-    RowKind,
-    yardstick_s,
-)
+from rhino_jax.bench.rows.row_run import Found, RowKind, TableLines
+from rhino_jax.bench.rows.timed_plan import ADDITIONS, Plans, TimedPlan, yardstick_s
 from rhino_jax.bench.suite import BenchRow
-from rhino_jax.plan.records import SearchReport
+from rhino_jax.bench.tables.figures import by_name, format_seconds_span
 from rhino_jax.units import format_bytes, format_seconds, format_share
 
 
@@ -28,133 +21,97 @@ SAMPLES = 3
 """Number of processes that plan each row, each without caches; medians are used."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """Planning times of one row by each of its methods.
-
-    Attributes:
-      num_ops: number of ops of the program, regions counted once.
-      mesh: mesh of the last method's plan: axis → size.
-      num_nodes: choices of the search problem, before and after folding and reduction.
-      plan_s: method → median seconds, tracing excluded.
-      step_s: method → predicted seconds of a step.
-      gap: method → proved limit of its relative distance to the optimum.
-      peak_bytes: peak memory of a process, JAX and the trace included.
-      yardstick_s: median seconds of `yardstick`, measured before planning.
-    """
-
-    num_ops: int
-    mesh: Mapping[str, int]
-    num_nodes: tuple[int, int]
-    plan_s: Mapping[str, float]
-    step_s: Mapping[str, float]
-    gap: Mapping[str, float]
-    peak_bytes: int
-    yardstick_s: float
-
-
-def time_row(row: BenchRow) -> Timed:
-    """Plan a row by each of its methods.
+def time_row(row: BenchRow) -> TimedPlan:
+    """Plan a row by its only method.
 
     Raises:
-      BenchError: a method has no plan.
+      BenchError: the method has no plan.
     """
     planner, beside_s = Planner.of(row), yardstick_s()
-    plan_s: dict[str, float] = {}
-    searches: dict[str, SearchReport] = {}
-    for planned in planner.plans(row.methods):
-        if planned.plan is None:
-            why, _, _ = planned.error.partition("\n")
-            raise BenchError(
-                f"`bench`: {planned.method.name} gives no plan to take the time of.",
-                where=title_of(row),
-                numbers=why,
-                fix="leave the method out, or change the row's mesh, target or"
-                " overrides.",
-            )
-        plan_s[planned.method.name] = planned.plan_s
-        searches[planned.method.name] = planned.plan.search
-        mesh = dict(planned.plan.mesh_axes)
+    (method,) = row.methods
+    result, plan = planner.plan(method)
+    if plan is None:
+        why, _, _ = result.error.partition("\n")
+        raise BenchError(
+            f"`bench`: {result.method} gives no plan to take the time of.",
+            where=row.title,
+            numbers=why,
+            fix="leave the method out, or change the row's mesh, target or overrides.",
+        )
     # `ru_maxrss` is in kilobytes on Linux, in bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return Timed(
+    found = TimedPlan.of(
+        result.method,
+        plan,
         num_ops=len(planner.traced.program.ops),
-        mesh=mesh,
-        num_nodes=list(searches.values())[-1].nodes,
-        plan_s=plan_s,
-        step_s={name: search.objective_s for name, search in searches.items()},
-        gap={name: search.gap for name, search in searches.items()},
-        peak_bytes=unit * peak,
+        plan_s=result.plan_s,
+        held_bytes=unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         yardstick_s=beside_s,
     )
+    return replace(found, step_s=plan.search.objective_s)
 
 
-def _read(samples: Sequence[Timed]) -> Timed:
-    """Return the medians of seconds, and the most memory."""
-    seconds: dict[str, list[float]] = defaultdict(list)
-    for sample in samples:
-        for name, plan_s in sample.plan_s.items():
-            seconds[name].append(plan_s)
-    return replace(
-        samples[-1],
-        plan_s={name: statistics.median(found) for name, found in seconds.items()},
-        step_s={k: x for sample in samples for k, x in sample.step_s.items()},
-        gap={k: x for sample in samples for k, x in sample.gap.items()},
-        peak_bytes=max(s.peak_bytes for s in samples),
-        yardstick_s=statistics.median(s.yardstick_s for s in samples),
-    )
+def _read(samples: Plans) -> list[TimedPlan]:
+    """Return the medians of seconds by method, and the most memory of all."""
+    by_method = by_name((sample.method, sample) for sample in samples)
+    held_bytes = max(s.held_bytes for s in samples)
+    beside_s = statistics.median(s.yardstick_s for s in samples)
+    return [
+        replace(
+            own[-1],
+            plan_s=statistics.median(s.plan_s for s in own),
+            held_bytes=held_bytes,
+            yardstick_s=beside_s,
+        )
+        for own in by_method.values()
+    ]
 
 
-def _cells(row: BenchRow, found: Timed) -> Cells:
-    names = [m.name for m in row.methods]
-    last, steps = names[-1], found.step_s
-    mesh = " × ".join(map(str, found.mesh.values()))
-    whole, left = found.num_nodes
+def _table_lines(row: BenchRow, plans: Plans) -> TableLines:
+    last = plans[-1]
+    whole, left = last.num_nodes
     yield {
-        "mesh": mesh if row.mesh else f"{mesh} (chosen)",
-        "ops": f"{found.num_ops:,}",
+        "mesh": last.shape if row.mesh else f"{last.shape} (chosen)",
+        "ops": f"{last.num_ops:,}",
         "nodes": f"{whole:,}",
         "left": f"{left:,}",
-        **{f"{n} s": f"{s:.3g}" for n, s in found.plan_s.items()},
-        **{f"{n} gap": f"{gap:.1%}" for n, gap in found.gap.items()},
+        **{f"{p.method} s": f"{p.plan_s:.3g}" for p in plans},
+        **{f"{p.method} gap": f"{p.gap:.1%}" for p in plans},
         **{
-            f"{n} ÷ {last}": f"{steps[n] / steps[last]:.3f}"
-            for n in names[:-1]
-            if n in steps and steps.get(last)
+            f"{p.method} ÷ {last.method}": f"{p.step_s / last.step_s:.3f}"
+            for p in plans[:-1]
+            if last.step_s
         },
-        "held": format_bytes(found.peak_bytes),
-        "yardstick s": f"{found.yardstick_s:.2f}",
+        "held": format_bytes(last.held_bytes),
+        "yardstick s": f"{last.yardstick_s:.2f}",
     }
 
 
-def _summary(suite: str, found: Found[Timed]) -> tuple[str, ...]:
+def _summary(suite: str, found: Found[Plans]) -> Sequence[str]:
     """Return a line on seconds, gaps and memory of planning."""
-    parts = []
-    for name in dict.fromkeys(name for _, timed in found for name in timed.plan_s):
-        seconds = sorted(t.plan_s[name] for _, t in found if name in t.plan_s)
-        gaps = [t.gap[name] for _, t in found if name in t.gap]
-        parts.append(
-            f"`{name}` {format_seconds(seconds[0])} to {format_seconds(seconds[-1])},"
-            f" gap at most {format_share(max(gaps))}"
-        )
-    ops = max(t.num_ops for _, t in found)
-    held = format_bytes(max(t.peak_bytes for _, t in found))
+    every = [plan for _, plans in found for plan in plans]
+    parts = [
+        f"`{name}` {format_seconds_span([plan.plan_s for plan in own])}, gap at most"
+        f" {format_share(max(plan.gap for plan in own))}"
+        for name, own in by_name((plan.method, plan) for plan in every).items()
+    ]
+    ops = max(plan.num_ops for plan in every)
+    held = format_bytes(max(plan.held_bytes for plan in every))
     return (
         f"`{suite}`, {len(found)} programs of up to {ops:,} ops, planned in:"
         f" {'; '.join(parts)}. At most {held} of memory.",
     )
 
 
-PLAN: RowKind[Timed] = RowKind(
+PLAN: RowKind[Plans] = RowKind(
     name="plan",
-    sample=Timed,
+    sample=TimedPlan,
     measure=time_row,
     read=_read,
-    line=lambda found: ", ".join(
-        f"{name} {format_seconds(s)}" for name, s in found.plan_s.items()
+    describe=lambda plans: ", ".join(
+        f"{p.method} {format_seconds(p.plan_s)}" for p in plans
     ),
-    cells=_cells,
+    table=_table_lines,
     notes=f"Seconds of planning, tracing excluded: medians of {SAMPLES} processes. The"
     " gap is how far the predicted step may be above the best of plans that treat"
     " repeated layers alike, proved by a lower bound. `nodes` choose in the whole"

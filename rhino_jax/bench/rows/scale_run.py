@@ -7,22 +7,13 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 
 import rhino_jax as rhino
-from rhino_jax.bench.planning import trace_workload, workload_of
-from rhino_jax.bench.rows.row_run import (
-    ADDITIONS,
-    Cells,
-    Found,
-    Results,
-    RowKind,
-    the_only,
-    yardstick_s,
-)
-from rhino_jax.bench.suite import BenchRow, model_of
-from rhino_jax.hardware.files import load_target
+from rhino_jax.bench.planning import trace_workload
+from rhino_jax.bench.rows.row_run import Found, Results, RowKind, TableLines
+from rhino_jax.bench.rows.timed_plan import ADDITIONS, TimedPlan, yardstick_s
+from rhino_jax.bench.suite import BenchRow
 from rhino_jax.planner.search.passes import PASSES, measured_passes
 from rhino_jax.units import format_seconds, format_share
 
@@ -30,44 +21,18 @@ from rhino_jax.units import format_seconds, format_share
 ALLOWED_S = 30.0
 """CPU seconds that planning may take on any cluster, drawn as a line."""
 
-TRACE, *_ = (p.name for p in PASSES)
-
 _OTHER = "other"
+"""What is in no pass: passes of the program, stage cuts and schedules."""
+
+_COLUMNS = (*(p.name for p in PASSES), _OTHER)
+
 _WIDTH, _HEIGHT, _LEFT, _TOP, _PANEL = 960, 480, 60, 30, 320
 _COLOURS = ("#3366cc", "#dc3912", "#109618", "#990099", "#ff9900", "#0099c6", "#994499")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaledPlan:
-    """One plan of a row, with nothing specified but the hardware.
-
-    Attributes:
-      cpu_s: pass → CPU seconds, tracing included; `other` is all that is in no pass:
-        passes of the program, stage cuts and schedules.
-      step_s: predicted seconds of a step.
-      gap: proved limit of its relative distance to the optimum on its mesh.
-      mesh: mesh of all devices: axis → size.
-      stages, micro_batches: their numbers.
-      yardstick_s: CPU seconds of `yardstick`, measured before planning.
-    """
-
-    cpu_s: Mapping[str, float]
-    step_s: float
-    gap: float
-    mesh: Mapping[str, int]
-    stages: int
-    micro_batches: int
-    yardstick_s: float
-
-    @property
-    def total_s(self) -> float:
-        """All CPU seconds."""
-        return math.fsum(self.cpu_s.values())
-
-
-def scale_row(row: BenchRow) -> ScaledPlan:
-    """Plan a row with nothing specified but the hardware."""
-    workload, beside_s = workload_of(row), yardstick_s()
+def scale_row(row: BenchRow) -> TimedPlan:
+    """Plan a row with nothing specified but the hardware; tracing is a pass, too."""
+    workload, beside_s = row.make(), yardstick_s()
     sharded = rhino.auto_shard(
         workload.step, hardware=row.target, donate_argnums=workload.donate_argnums
     )
@@ -76,22 +41,14 @@ def scale_row(row: BenchRow) -> ScaledPlan:
     trace_s = time.process_time() - started
     with measured_passes() as spent:
         plan = sharded.plan_options.plan(traced, None)
-    cpu_s = {TRACE: trace_s, **spent}
+    cpu_s = {_COLUMNS[0]: trace_s, **spent}
     cpu_s[_OTHER] = time.process_time() - started - sum(cpu_s.values())
-    return ScaledPlan(
-        cpu_s=cpu_s,
-        step_s=plan.predicted.step_time_s,
-        gap=plan.search.gap,
-        mesh=dict(plan.mesh_axes),
-        stages=max(1, len(plan.places)),
-        micro_batches=plan.microbatches,
-        yardstick_s=beside_s,
-    )
+    return TimedPlan.of("auto", plan, cpu_s=cpu_s, yardstick_s=beside_s)
 
 
 def layers_of(row: BenchRow) -> int:
     """Return the number of layers or blocks of a row's model; 0: it has none."""
-    config = model_of(row.model, **dict(row.overrides)).config
+    config = row.make().config
     named = {name: getattr(config, name) for name in config.__dataclass_fields__}
     found = [n for name, n in named.items() if name.endswith("_layers")]
     blocks = named.get("blocks", 0)
@@ -100,35 +57,27 @@ def layers_of(row: BenchRow) -> int:
     return sum(found)
 
 
-def devices_of(row: BenchRow) -> int:
-    """Return the number of devices of a row's target."""
-    count = load_target(row.target).num_devices
-    assert count is not None, "suites name whole topologies"
-    return count
-
-
-def _cells(row: BenchRow, found: ScaledPlan) -> Cells:
-    passes = [*(p.name for p in PASSES), _OTHER]
+def _table_lines(row: BenchRow, found: TimedPlan) -> TableLines:
     yield {
-        "mesh": " × ".join(map(str, found.mesh.values())),
+        "mesh": found.shape,
         "layers": str(layers_of(row)),
-        "devices": f"{devices_of(row):,}",
-        "stages": str(found.stages),
+        "devices": f"{row.num_devices:,}",
+        "stages": str(max(1, len(found.places))),
         "m": str(found.micro_batches),
         "step": format_seconds(found.step_s),
         "gap": format_share(found.gap),
-        **{name: f"{found.cpu_s.get(name, 0.0):.1f}" for name in passes},
+        **{name: f"{found.cpu_s.get(name, 0.0):.1f}" for name in _COLUMNS},
         "CPU s": f"{found.total_s:.1f}",
         "yardstick s": f"{found.yardstick_s:.2f}",
     }
 
 
-def _summary(suite: str, found: Found[ScaledPlan]) -> tuple[str, ...]:
+def _summary(suite: str, found: Found[TimedPlan]) -> Sequence[str]:
     """Return a line on the CPU seconds of all rows."""
     took = [plan.total_s for _, plan in found]
     slow, most_s = sum(s > ALLOWED_S for s in took), max(took)
     row, _ = found[took.index(most_s)]
-    devices = max(devices_of(row) for row, _ in found)
+    devices = max(row.num_devices for row, _ in found)
     return (
         f"`{suite}`, {len(found)} plans of up to {devices:,} devices:"
         f" {min(took):.1f} to {most_s:.1f} CPU seconds"
@@ -136,36 +85,37 @@ def _summary(suite: str, found: Found[ScaledPlan]) -> tuple[str, ...]:
     )
 
 
-def scale_plot(results: Results[ScaledPlan]) -> str:
+Curves = Mapping[str, list[tuple[float, float]]]
+"""Name of a curve → its points."""
+
+
+def scale_plot(results: Results[TimedPlan]) -> str:
     """Return an SVG: CPU seconds against devices, and against layers."""
-    by_devices: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    by_layers: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    panels: dict[str, Curves] = {
+        "devices": defaultdict(list),
+        "layers": defaultdict(list),
+    }
     for r in results:
         if r.found is None:
             continue
-        kind, _, _ = r.row.target.partition(":")
-        deep = {k for k, _ in r.row.overrides} & {"num_layers"}
-        if deep:
-            own = (layers_of(r.row), r.found.total_s)
-            by_layers[f"{r.row.model}, {r.row.target}"].append(own)
+        if "num_layers" in dict(r.row.overrides):
+            name, of, x = "layers", f"{r.row.model}, {r.row.target}", layers_of(r.row)
         else:
-            own = (devices_of(r.row), r.found.total_s)
-            by_devices[f"{r.row.workload}, {kind}"].append(own)
-    panels = [
-        _panel(_LEFT, "devices", by_devices),
-        _panel(_LEFT + _WIDTH // 2, "layers", by_layers),
-    ]
+            kind = r.row.target.partition(":")[0]
+            name, of, x = "devices", f"{r.row.workload}, {kind}", r.row.num_devices
+        panels[name][of].append((x, r.found.total_s))
+    drawn = "".join(
+        _panel(_LEFT + _WIDTH // 2 * i, name, curves)
+        for i, (name, curves) in enumerate(panels.items())
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
         ' font-family="sans-serif" font-size="11">'
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>'
-        f"{''.join(panels)}</svg>\n"
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>{drawn}</svg>\n'
     )
 
 
-def _panel(
-    left: int, name: str, curves: Mapping[str, Sequence[tuple[float, float]]]
-) -> str:
+def _panel(left: int, name: str, curves: Curves) -> str:
     """Draw named points over a logarithmic axis, from the bottom to `ALLOWED_S` and
     more, joined in the order of x."""
     every = [point for points in curves.values() for point in points]
@@ -225,15 +175,14 @@ def _text(x: float, y: float, text: str, anchor: str, colour: str = "#333") -> s
     )
 
 
-SCALE: RowKind[ScaledPlan] = RowKind(
+SCALE: RowKind[TimedPlan] = RowKind(
     name="scale",
-    sample=ScaledPlan,
+    sample=TimedPlan,
     measure=scale_row,
-    read=the_only,
-    line=lambda found: (
+    describe=lambda found: (
         f"{found.total_s:.1f} CPU s, step {format_seconds(found.step_s)}"
     ),
-    cells=_cells,
+    table=_table_lines,
     notes="Planned with nothing specified but the hardware, once each, in a process of"
     " its own; CPU seconds of all its threads, by pass (those of all meshes, stages and"
     f" variants together). The yardstick is what {ADDITIONS // 10**6} million additions"

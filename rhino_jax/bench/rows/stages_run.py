@@ -6,22 +6,37 @@ import os
 import socket
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+
+import rhino_jax as rhino
 from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.methods import SCHEDULES
-from rhino_jax.bench.rows.row_run import Cells, Found, RowKind, the_only
+from rhino_jax.bench.planning import trace_workload
+from rhino_jax.bench.process import answers
+from rhino_jax.bench.rows.row_run import Found, RowKind, TableLines
 from rhino_jax.bench.suite import BenchRow
 from rhino_jax.bench.tables.figures import format_ms, format_span
-from rhino_jax.hardware.files import load_target
+from rhino_jax.bench.timing import fed_back, mean_s
 from rhino_jax.passes.staged.step import TaskKind
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.files.store import load_plan
 from rhino_jax.plan.stages import Pipeline
-from rhino_jax.utils.worker import TaskFailed, Worker, WorkerEnded
+from rhino_jax.runtime.bound import Bound
+from rhino_jax.runtime.tasks.executable import TaskExecutable
+
+
+STEPS = 15
+"""Number of timed steps, task by task and as a whole; medians are used."""
+
+WARM_UP = 2
+"""Number of warm-up steps; the first one compiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +104,7 @@ def run_stages(row: BenchRow) -> Piped:
       BenchError: a method is not a schedule; there are fewer cores than stages; a
         process failed.
     """
-    count = load_target(row.target).num_devices
-    assert count is not None, "suites name whole topologies"
+    count = row.num_devices
     _check(row, count)
     with tempfile.TemporaryDirectory() as folder:
         job = {"row": row, "devices": count, "plan": f"{folder}/plan"}
@@ -115,31 +129,39 @@ def _check(row: BenchRow, count: int) -> None:
 
 def _case(job: Mapping[str, Any], schedule: str, count: int) -> Case:
     job = {**job, "schedule": schedule}
-    seconds = {}
-    for processes in (count, 0):
-        found = _together(job, processes)
-        plan = load_plan(job["plan"])
-        assert plan.pipeline is not None
-        tasks = [task for one in found for task in one["tasks"]]
-        pipeline = measured_pipeline(plan.pipeline, tasks)
-        step = simulate(schedule_of(pipeline))
-        measured = max(one["step_s"] for one in found)
-        seconds[processes] = measured, step.step_time_s, tasks
-        if processes:
-            host_s = host_seconds(pipeline, tasks, [one["core_s"] for one in found])
-            busy = simulate(schedule_of(with_host(pipeline, host_s)))
-    apart, together = seconds[count], seconds[0]
-    per_task = [s for kind, _, _, s in apart[2] if kind in _PER_MICRO_BATCH]
+    apart_s, pipeline, tasks, core_s = _measured(job, count)
+    host_s = host_seconds(pipeline, tasks, core_s)
+    together_s, shared, *_ = _measured(job, 0)
     return Case(
         schedule=schedule,
-        task_s=statistics.median(per_task),
-        apart_s=apart[0],
-        apart_simulated_s=apart[1],
-        apart_hosted_s=busy.step_time_s,
+        task_s=statistics.median(
+            s for kind, _, _, s in tasks if kind in _PER_MICRO_BATCH
+        ),
+        apart_s=apart_s,
+        apart_simulated_s=_simulated_s(pipeline),
+        apart_hosted_s=_simulated_s(with_host(pipeline, host_s)),
         host_s=max(host_s),
-        together_s=together[0],
-        together_simulated_s=together[1],
+        together_s=together_s,
+        together_simulated_s=_simulated_s(shared),
     )
+
+
+def _measured(
+    job: Mapping[str, Any], count: int
+) -> tuple[float, Pipeline, list[Any], list[float]]:
+    """Run a job; return the seconds of a step, the pipeline with measured seconds, its
+    tasks, and seconds of every core in a step."""
+    found = _together(job, count)
+    plan = load_plan(job["plan"])
+    assert plan.pipeline is not None
+    tasks = [task for one in found for task in one["tasks"]]
+    step_s = max(one["step_s"] for one in found)
+    core_s = [one["core_s"] for one in found]
+    return step_s, measured_pipeline(plan.pipeline, tasks), tasks, core_s
+
+
+def _simulated_s(pipeline: Pipeline) -> float:
+    return simulate(schedule_of(pipeline)).step_time_s
 
 
 _PER_MICRO_BATCH = {
@@ -156,24 +178,25 @@ def measured_pipeline(pipeline: Pipeline, tasks: Sequence[Any]) -> Pipeline:
       pipeline: the plan's pipeline.
       tasks: (kind, submesh, place, seconds).
     """
-    groups = pipeline.groups
-    between = [0.0] * len(pipeline.between)
-    costs: list[dict[str, Any]] = [
-        dict.fromkeys((*_PER_MICRO_BATCH.values(), "update_s"), 0.0) for _ in groups
-    ]
+    groups, names = pipeline.groups, (*_PER_MICRO_BATCH.values(), "update_s")
+    between: dict[int, float] = defaultdict(float)
+    costs: dict[tuple[int, str], Any] = defaultdict(float)
     for kind, group, place, s in tasks:
-        if kind in _PER_MICRO_BATCH:
-            costs[place][_PER_MICRO_BATCH[kind]] += s
-        elif kind == TaskKind.BETWEEN.name:
+        if kind == TaskKind.BETWEEN.name:
             between[group] += s
+        elif kind in _PER_MICRO_BATCH:
+            costs[place, _PER_MICRO_BATCH[kind]] += s
         else:
-            costs[groups.index(group)]["update_s"] += s
-    pairs = zip(pipeline.costs, costs, strict=True)
-    met = zip(pipeline.between, between, strict=True)
+            costs[groups.index(group), "update_s"] += s
     return replace(
         pipeline,
-        costs=tuple(replace(cost, **seconds) for cost, seconds in pairs),
-        between=tuple(replace(one, seconds=s) for one, s in met),
+        costs=tuple(
+            replace(cost, **{name: costs[i, name] for name in names})
+            for i, cost in enumerate(pipeline.costs)
+        ),
+        between=tuple(
+            replace(one, seconds=between[i]) for i, one in enumerate(pipeline.between)
+        ),
     )
 
 
@@ -226,21 +249,102 @@ def _together(job: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    function = "rhino_jax.bench.rows.stages_worker:measure"
-    workers = [Worker(function) for _ in range(max(1, count))]
-    try:
-        for i, worker in enumerate(workers):
-            worker.send((job, i, count, port))
-        return [worker.receive() for worker in workers]
-    except (TaskFailed, WorkerEnded) as error:
-        raise BenchError(
-            f"a process of the schedule {job['schedule']!r} failed.",
-            numbers=str(error),
-            fix="see the traceback above, if there is one.",
-        ) from error
-    finally:
-        for worker in workers:
-            worker.close()
+    return answers(
+        f"{__name__}:run_process",
+        [(job, i, count, port) for i in range(max(1, count))],
+        f"a process of the schedule {job['schedule']!r} failed.",
+    )
+
+
+def run_process(task: tuple[Mapping[str, Any], int, int, int]) -> dict[str, Any]:
+    """Run a job, and return its measurements; runs in a worker.
+
+    Args:
+      task: the job; number of this process; number of processes, each with one core
+        and one device, or 0: this one alone, with all cores and devices; port of the
+        coordinator, if there are several.
+    """
+    job, index, count, port = task
+    if count:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[index % len(cores)]})
+    devices = 1 if count else job["devices"]
+    jax.config.update("jax_num_cpu_devices", devices)
+    if count > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
+    return _run(job)
+
+
+def _run(job: Mapping[str, Any]) -> dict[str, Any]:
+    row: BenchRow = job["row"]
+    workload, devices = row.make(), jax.devices()
+    is_staged = job["schedule"] != ""
+    plan = rhino.plan(
+        workload.step,
+        *workload.abstract_args(),
+        mesh=jax.make_mesh(
+            (len(devices),), ("stage" if is_staged else "data",), devices=devices
+        ),
+        hardware="cpu",
+        stages=len(devices) if is_staged else 1,
+        schedule=job["schedule"] or "auto",
+        microbatches=row.microbatches,
+        donate_argnums=workload.donate_argnums,
+        progress=False,
+    )
+    bound = Bound(plan.traced or trace_workload(workload), plan, plan.mesh)
+    args = plan.put(jax.device_get(workload.make_args(jax.random.key(0))))
+
+    def run(*args: Any) -> Any:
+        arguments = bound.read(args, {})
+        assert arguments is not None
+        return bound.run(arguments)
+
+    step = fed_back(run, workload, args)
+    for _ in range(WARM_UP):
+        mean_s(step)
+    core_s = time.process_time()
+    seconds = [mean_s(step) for _ in range(STEPS)]
+    core_s = (time.process_time() - core_s) / STEPS
+    found: dict[str, Any] = {
+        "step_s": statistics.median(seconds),
+        "core_s": core_s,
+        "tasks": [],
+    }
+    if is_staged:
+        assert isinstance(bound.executable, TaskExecutable)
+        if jax.process_index() == 0:
+            plan.save(job["plan"])
+        found["tasks"] = _tasks(bound.executable, step)
+    return found
+
+
+def _tasks(executable: TaskExecutable, step: Callable[[], Any]) -> list[Any]:
+    """Return (kind, submesh, place, median seconds) of the tasks that run here.
+
+    Each task is waited for, before and after.
+    """
+    samples: dict[tuple[str, int, int], list[float]] = defaultdict(list)
+
+    def timed(run: Callable[..., Any], key: tuple[str, int, int]) -> Callable[..., Any]:
+        def call(*arrays: Any) -> Any:
+            jax.block_until_ready(arrays)
+            started = time.perf_counter()
+            results = jax.block_until_ready(run(*arrays))
+            samples[key].append(time.perf_counter() - started)
+            return results
+
+        return call
+
+    for programs in executable.programs:
+        assert isinstance(programs.all, list)
+        for i, task in enumerate(programs.of.tasks):
+            key = task.kind.name, task.group, task.place
+            programs.all[i] = timed(programs.all[i], key)
+    for _ in range(STEPS):
+        mean_s(step)
+    return [[*key, statistics.median(x)] for key, x in samples.items()]
 
 
 def _line(found: Piped) -> str:
@@ -250,7 +354,7 @@ def _line(found: Piped) -> str:
     return f"simulated ÷ measured (with the host's work): {', '.join(parts)}"
 
 
-def _cells(row: BenchRow, found: Piped) -> Cells:
+def _table_lines(row: BenchRow, found: Piped) -> TableLines:
     for case in found.cases:
         yield {
             "schedule": case.schedule,
@@ -282,9 +386,8 @@ STAGES: RowKind[Piped] = RowKind(
     name="stages",
     sample=Piped,
     measure=run_stages,
-    read=the_only,
-    line=_line,
-    cells=_cells,
+    describe=_line,
+    table=_table_lines,
     notes="Stages in processes that have a core each, one device in each; then in one"
     " process, where they share XLA:CPU's threads. Simulated: with the median of what"
     " each task took when it was waited for, before and after; links as the hardware"

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import correlation, geometric_mean
+from typing import TypeVar
 
 import numpy as np
 
-from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.records import FINAL, Result
+from rhino_jax.units import format_seconds
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,25 +101,23 @@ class Figures:
 
     def ratios(self, regime: str = "") -> dict[str, list[float]]:
         """Return method → its ratios to the best recipes, of rows with a batch."""
-        found: dict[str, list[float]] = {}
-        for q in self.quality:
-            if q.ratio is not None and regime in ("", q.regime):
-                found.setdefault(q.method, []).append(q.ratio)
-        return found
+        return by_name(
+            (q.method, q.ratio)
+            for q in self.quality
+            if q.ratio is not None and regime in ("", q.regime)
+        )
 
 
 def figures_of(results: Sequence[Result]) -> Figures:
     """Return the figures of a suite's results."""
     quality = tuple(_quality(results))
-    own = [r for r in results if not parse_method(r.method).is_recipe]
-    recipes = [r for r in results if parse_method(r.method).is_recipe]
     return Figures(
         fidelity=fidelity_of(results),
         quality=quality,
         only_rhino_fits=tuple(_name(q) for q in quality if q.fits and not q.recipe),
         only_recipes_fit=tuple(_name(q) for q in quality if q.recipe and not q.fits),
-        rematerialised=_total(own),
-        recipes_rematerialised=_total(recipes),
+        rematerialised=_total(r for r in results if not r.is_recipe),
+        recipes_rematerialised=_total(r for r in results if r.is_recipe),
         failed=sum(r.status in ("timeout", "died", "error") for r in results),
     )
 
@@ -127,9 +129,7 @@ def fidelity_of(results: Iterable[Result]) -> Fidelity:
         if r.fits and r.predicted is not None and r.compiled is not None:
             programs.setdefault((r.target, r.program or r.key), r)
     kept = list(programs.values())
-    by_target: dict[str, list[Result]] = {}
-    for r in kept:
-        by_target.setdefault(r.target, []).append(r)
+    by_target = by_name((r.target, r) for r in kept)
     return Fidelity(
         programs=len(kept),
         wire=_errors(kept, "wire_bytes"),
@@ -137,10 +137,23 @@ def fidelity_of(results: Iterable[Result]) -> Fidelity:
         step=_errors(kept, "step_time_s"),
         unpredicted={t: max(map(_unpredicted, rs)) for t, rs in by_target.items()},
         rank_correlation={
-            target: spearman(_values(rs, "predicted"), _values(rs, "compiled"))
+            target: spearman(
+                *([getattr(r, side).step_time_s for r in rs] for side in _SIDES)
+            )
             for target, rs in by_target.items()
         },
     )
+
+
+_SIDES = ("predicted", "compiled")
+
+
+def by_name(pairs: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
+    """Return the values of each name, in the order in which names occur first."""
+    found: dict[str, list[T]] = {}
+    for name, value in pairs:
+        found.setdefault(name, []).append(value)
+    return found
 
 
 def _unpredicted(result: Result) -> float:
@@ -175,6 +188,11 @@ def format_span(values: Sequence[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f} (geometric mean {mean:.2f})"
 
 
+def format_seconds_span(values: Sequence[float]) -> str:
+    """Format seconds as `3.00 ms to 2.50 s`: the least and the most."""
+    return f"{format_seconds(min(values))} to {format_seconds(max(values))}"
+
+
 def format_ms(seconds: float | None) -> str:
     """Format seconds in milliseconds; empty for None."""
     return "" if seconds is None else f"{1e3 * seconds:.3g}"
@@ -185,15 +203,11 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return [(bisect_left(ordered, x) + bisect_right(ordered, x)) / 2 for x in values]
 
 
-def _values(results: Sequence[Result], side: str) -> list[float]:
-    return [float(getattr(r, side).step_time_s) for r in results]
-
-
 def _errors(results: Sequence[Result], quantity: str) -> Errors:
     if not results:
         return Errors(median=None, high=None, worst=None)
     found = [
-        relative_error(getattr(r.predicted, quantity), getattr(r.compiled, quantity))
+        relative_error(*(getattr(getattr(r, side), quantity) for side in _SIDES))
         for r in results
     ]
     at = int(np.argmax(found))
@@ -208,31 +222,25 @@ def _errors(results: Sequence[Result], quantity: str) -> Errors:
 
 def best_recipe(results: Iterable[Result]) -> Result | None:
     """Return the fastest compiled recipe that fits in a row; None without one."""
-    fitting = [r for r in results if r.fits and parse_method(r.method).is_recipe]
-    return min(fitting, key=_step_s, default=None)
+    fitting = [r for r in results if r.fits and r.is_recipe]
+    return min(fitting, key=lambda r: r.step_s, default=None)
 
 
-def by_row(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """Return results by key of their row."""
-    rows: dict[str, list[Result]] = {}
-    for r in results:
-        rows.setdefault(r.row, []).append(r)
-    return rows
+def by_row(results: Iterable[Result]) -> Collection[list[Result]]:
+    """Return the results of each row."""
+    return by_name((r.row, r) for r in results).values()
 
 
 def _quality(results: Sequence[Result]) -> Iterable[Quality]:
-    for cells in by_row(results).values():
-        recipes = [r for r in cells if parse_method(r.method).is_recipe]
+    for cells in by_row(results):
+        recipes = [r for r in cells if r.is_recipe]
         if not recipes or not all(r.status in FINAL for r in recipes):
             # Without all recipes compiled, neither speed nor fit can be compared.
             continue
         best = best_recipe(recipes)
         for r in cells:
-            if parse_method(r.method).is_recipe or r.status not in FINAL:
+            if r.is_recipe or r.status not in FINAL:
                 continue
-            ratio = None
-            if best is not None and r.fits:
-                ratio = _step_s(r) / _step_s(best)
             yield Quality(
                 workload=r.workload,
                 regime=r.regime,
@@ -240,14 +248,9 @@ def _quality(results: Sequence[Result]) -> Iterable[Quality]:
                 mesh=dict(r.mesh),
                 method=r.method,
                 recipe="" if best is None else best.method,
-                ratio=ratio,
+                ratio=r.step_s / best.step_s if best and r.fits else None,
                 fits=r.fits,
             )
-
-
-def _step_s(result: Result) -> float:
-    assert result.compiled is not None and result.compiled.step_time_s is not None
-    return result.compiled.step_time_s
 
 
 def _total(results: Iterable[Result]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rhino_jax.bench.methods import RHINO, parse_method
 from rhino_jax.bench.records import FINAL, Measure, Result
@@ -13,6 +13,7 @@ from rhino_jax.bench.tables.figures import (
     Errors,
     Figures,
     best_recipe,
+    by_name,
     by_row,
     format_span,
 )
@@ -47,31 +48,23 @@ def to_markdown(
 def rows_table(results: Sequence[Result]) -> str:
     """Return one line per row: the best recipe, rhino's plans, and their ratios."""
     own = sorted(
-        {r.method for r in results if not parse_method(r.method).is_recipe},
+        {r.method for r in results if not r.is_recipe},
         key=lambda name: (RHINO.index(parse_method(name).plan), name),
     )
-    header = ["workload", "batch", "target", "mesh", "best recipe", "ms"]
-    header += [f"{name} ms" for name in own]
-    header += ["÷ recipe", "sent GB", "held GiB", "plan s"]
     lines = []
-    for cells in by_row(results).values():
+    for cells in by_row(results):
         recipe, found = best_recipe(cells), {r.method: r for r in cells}
         last = next((found[m] for m in reversed(own) if m in found), None)
-        line = [
-            cells[0].workload,
-            cells[0].regime,
-            cells[0].target,
-            _mesh(last or cells[0]),
-            "none fits" if recipe is None else recipe.method,
-            "" if recipe is None else _step(recipe),
-        ]
-        line += [_step(found[m]) if m in found else "" for m in own]
-        line += [
-            _ratio(last, recipe),
-            _pair(last, "wire_bytes", 1e9),
-            _pair(last, "peak_bytes", 2**30),
-            "" if last is None or last.plan_s is None else f"{last.plan_s:.1f}",
-        ]
+        line = _head(cells[0]) | {
+            "mesh": _mesh(last or cells[0]),
+            "best recipe": "none fits" if recipe is None else recipe.method,
+            "ms": "" if recipe is None else _step(recipe),
+            **{f"{m} ms": _step(found[m]) if m in found else "" for m in own},
+            "÷ recipe": _ratio(last, recipe),
+            "sent GB": _pair(last, "wire_bytes", 1e9),
+            "held GiB": _pair(last, "peak_bytes", 2**30),
+            "plan s": "" if last is None else _seconds(last.plan_s),
+        }
         lines.append(line)
     said = (
         "Step times, bytes on the wire and peak memory are per device, as compiled; in"
@@ -79,33 +72,36 @@ def rows_table(results: Sequence[Result]) -> str:
         if own
         else "Step times are as compiled."
     )
-    return markdown_table(header, lines, left=5) + "\n\n" + said
+    return table_of(lines, left=5) + "\n\n" + said
 
 
 def cells_table(results: Sequence[Result]) -> str:
     """Return one line per cell, with predicted and compiled figures."""
-    header = ["workload", "batch", "target", "mesh", "method"]
-    header += ["step ms", "compute ms", "sent GB", "held GiB"]
-    header += ["rematerialised", "plan s", "compile s", "fits"]
     lines = [
-        [
-            r.workload,
-            r.regime,
-            r.target,
-            _mesh(r),
-            r.method,
-            _pair(r, "step_time_s", 1e-3),
-            _pair(r, "compute_s", 1e-3),
-            _pair(r, "wire_bytes", 1e9),
-            _pair(r, "peak_bytes", 2**30),
-            "" if r.rematerialised is None else str(r.rematerialised),
-            "" if r.plan_s is None else f"{r.plan_s:.1f}",
-            "" if r.compile_s is None else f"{r.compile_s:.1f}",
-            "yes" if r.fits else r.status,
-        ]
+        _head(r)
+        | {
+            "mesh": _mesh(r),
+            "method": r.method,
+            "step ms": _pair(r, "step_time_s", 1e-3),
+            "compute ms": _pair(r, "compute_s", 1e-3),
+            "sent GB": _pair(r, "wire_bytes", 1e9),
+            "held GiB": _pair(r, "peak_bytes", 2**30),
+            "rematerialised": "" if r.rematerialised is None else str(r.rematerialised),
+            "plan s": _seconds(r.plan_s),
+            "compile s": _seconds(r.compile_s),
+            "fits": "yes" if r.fits else r.status,
+        }
         for r in results
     ]
-    return markdown_table(header, lines, left=5)
+    return table_of(lines, left=5)
+
+
+def _head(result: Result) -> dict[str, str]:
+    return {
+        "workload": result.workload,
+        "batch": result.regime,
+        "target": result.target,
+    }
 
 
 def _figures_list(figures: Figures) -> str:
@@ -162,19 +158,19 @@ def _mesh(result: Result) -> str:
 
 
 def _step(result: Result) -> str:
-    made = result.compiled
-    if not result.fits or made is None or made.step_time_s is None:
+    if math.isinf(result.step_s):
         return result.status
-    return _number(made.step_time_s * 1e3)
+    return _number(result.step_s * 1e3)
+
+
+def _seconds(value_s: float | None) -> str:
+    return "" if value_s is None else f"{value_s:.1f}"
 
 
 def _ratio(result: Result | None, recipe: Result | None) -> str:
     if result is None or recipe is None or not result.fits:
         return ""
-    assert result.compiled is not None and recipe.compiled is not None
-    made, best = result.compiled.step_time_s, recipe.compiled.step_time_s
-    assert made is not None and best is not None
-    return f"{made / best:.2f}"
+    return f"{result.step_s / recipe.step_s:.2f}"
 
 
 def _pair(result: Result | None, quantity: str, unit: float) -> str:
@@ -197,6 +193,21 @@ def _number(value: float) -> str:
         return "0"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:,.{digits}f}" if digits < 6 else f"{value:.1e}"
+
+
+def table_of(lines: Sequence[Mapping[str, str]], left: int) -> str:
+    """Return a Markdown table of lines, each column → cell.
+
+    Columns are in the order of the longest line; others may lack some in the middle.
+
+    Args:
+      lines: cells of each row, by column; text of absent ones is empty.
+      left: number of left-aligned columns.
+    """
+    longest = sorted(lines, key=len, reverse=True)
+    header = list(dict.fromkeys(name for line in longest for name in line))
+    cells = [[line.get(name, "") for name in header] for line in lines]
+    return markdown_table(header, cells, left)
 
 
 def markdown_table(
@@ -229,29 +240,24 @@ def changes_text(
       earlier: results of the earlier run.
       file: file of the earlier results.
     """
-    now, before = (
-        {(r.workload, r.regime, r.target, r.method): r for r in rs}
-        for rs in (results, earlier)
-    )
-    ratios: dict[str, list[tuple[float, str]]] = {}
+    before = {(r.workload, r.regime, r.target, r.method): r for r in earlier}
+    ratios: list[tuple[str, tuple[float, str]]] = []
     lost, won, unknown = [], [], []
-    for cell, new in now.items():
-        old = before.get(cell)
+    for new in results:
+        old = before.get((new.workload, new.regime, new.target, new.method))
         if old is None:
             continue
-        new_s, old_s = _step_s(new), _step_s(old)
         name = f"{new.workload} on {new.target}"
         if new.status not in FINAL or old.status not in FINAL:
             unknown.append(f"{name}, {new.method}: {new.status}, was {old.status}")
-            continue
-        if new_s is not None and old_s is not None:
-            ratios.setdefault(new.method, []).append((new_s / old_s, name))
-        elif old_s is not None:
+        elif new.fits and old.fits:
+            ratios.append((new.method, (new.step_s / old.step_s, name)))
+        elif old.fits:
             lost.append(f"{name}, {new.method}")
-        elif new_s is not None:
+        elif new.fits:
             won.append(f"{name}, {new.method}")
     lines = [f"Compiled step times over those of {file}, where both fit:"]
-    for method, found in ratios.items():
+    for method, found in by_name(ratios).items():
         low, high = min(found), max(found)
         mean = statistics.geometric_mean([ratio for ratio, _ in found])
         lines.append(
@@ -264,12 +270,6 @@ def changes_text(
     lines += [f"- fits now: {x}" for x in won]
     lines += [f"- not compared: {x}" for x in unknown]
     return "\n".join(lines)
-
-
-def _step_s(result: Result) -> float | None:
-    if not result.fits or result.compiled is None:
-        return None
-    return result.compiled.step_time_s
 
 
 WIDTH = 120
