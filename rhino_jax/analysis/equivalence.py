@@ -75,7 +75,7 @@ def find_equivalent(
             kernels.reads[node.id],
             kernels.parts.get(node.id),
             tuple([kernels.ratio(node, i) for i in kernels.reads[node.id]]),
-            node.id in kernels.sums,
+            kernels.widened.get(node.id),
             node.id in kernels.of_epilogues,
             node.id in kernels.epilogues and moved(node),
             tuple([(stored[p.id], held[p.id]) for p in node.ports]),

@@ -63,7 +63,7 @@ class Fusing:
             device.fuses_matmuls or device.copies_stacks,
             device.fuses_by_bytes,
             device.calls_cudnn,
-            0.0 if rates.adds_vector_ops else rates.vector_ops_per_s / bytes_per_s,
+            rates.vector_ops_per_s / bytes_per_s,
             rates,
             device.on_chip_bytes,
             device.loops_on_chip,

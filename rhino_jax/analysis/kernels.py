@@ -53,8 +53,9 @@ class Kernels:
         of all other kernels.
       through: (node, operand) → what its kernel reads in the operand's place: of a
         matmul what it computes it from, of a value in two types the narrower.
-      sums: of each kernel that reduces, but for the fusions of matmuls, the id of the
-        node that reduces most elements.
+      widened: node → operand, or NOWHERE for the result, that takes vector units one
+        more pass in float32: of each kernel that reduces or that stores no array
+        of 4-byte elements as large, its widest (see `model.traffic`).
       epilogues: matmul → what its fusion moves for the ops that run after it, whose own
         `reads` are empty.
       of_epilogues: ids of these ops.
@@ -65,7 +66,7 @@ class Kernels:
     launches: list[bool]
     vector_ops: list[float]
     through: dict[tuple[int, int], Through]
-    sums: frozenset[int]
+    widened: dict[int, int]
     epilogues: dict[int, Epilogue]
     of_epilogues: frozenset[int]
 
@@ -115,7 +116,7 @@ def find_kernels(
       depth: of its nodes.
       materialised: which values touch memory, and which ops fuse into a matmul.
       ops_per_byte: operations of the vector units in the time of a byte to or from
-        memory; `inf` where they are not modelled, 0 where they always take time.
+        memory; `inf` where they are not modelled.
       rates: the operations that functions and reductions take.
     """
     fusions = _fusions(graph, depth, materialised)
@@ -264,7 +265,7 @@ def _read(
         launches.tolist(),
         vector_ops,
         _find_through(graph, materialised, port, is_inside, is_converted),
-        _find_sums(graph, group, is_alone),
+        _find_widened(graph, group, is_kernel, in_memory),
         _find_epilogues(graph, materialised),
         frozenset(np.flatnonzero(is_after).tolist()),
     )
@@ -348,19 +349,43 @@ def _converted(graph: Graph, port: int, materialised: Materialised) -> Through |
     return Through(edge.source.id, ratio)
 
 
-def _find_sums(
-    graph: Graph, group: np.ndarray, is_kernel: np.ndarray
-) -> frozenset[int]:
-    """Return `Kernels.sums`."""
-    found: dict[int, tuple[int, int]] = {}
+def _find_widened(
+    graph: Graph, group: np.ndarray, is_kernel: np.ndarray, in_memory: np.ndarray
+) -> dict[int, int]:
+    """Return `Kernels.widened`: of a kernel's products the result, else of its
+    reductions the operand, else of its elementwise ops the result; none of a
+    convolution's kernel."""
+    values, stored = graph.program.values, dict[int, int]()
+    widest = dict[int, tuple[int, int, int, int]]()
     for node in graph.nodes:
         op, kernel = node.op, int(group[node.id])
         if node.kind is not NodeKind.OP or op is None or not is_kernel[kernel]:
             continue
-        if op.traits.kind is OpKind.REDUCTION:
-            size = math.prod(graph.program.values[op.operands[0]].shape)
-            found[kernel] = max(found.get(kernel, (0, 0)), (size, node.id))
-    return frozenset(node for _, node in found.values())
+        for port in node.ports:
+            made = values[op.results[port.result]]
+            if in_memory[port.id] and item_bytes(made.dtype) >= item_bytes("float32"):
+                stored[kernel] = max(stored.get(kernel, 0), math.prod(made.shape))
+        if op.traits.kind not in _WIDENED:
+            continue
+        operand = 0 if op.traits.kind is OpKind.REDUCTION else NOWHERE
+        value = values[(op.results if operand == NOWHERE else op.operands)[operand]]
+        rank = _WIDENED.index(op.traits.kind)
+        found = rank, math.prod(value.shape), node.id, operand
+        widest[kernel] = max(widest.get(kernel, found), found)
+    return {
+        node: operand
+        for kernel, (rank, size, node, operand) in widest.items()
+        if _WIDENED[rank] is not OpKind.CONVOLUTION
+        and (operand != NOWHERE or stored.get(kernel, 0) < size)
+    }
+
+
+_WIDENED = (
+    *sorted(ELEMENTWISE_KINDS, key=lambda kind: kind.value),
+    OpKind.REDUCTION,
+    OpKind.CONTRACTION,
+    OpKind.CONVOLUTION,
+)
 
 
 def _takes_part(graph: Graph, node: Node) -> bool:

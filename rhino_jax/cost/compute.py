@@ -76,8 +76,6 @@ def op_s(
     traffic_s *= max(1.0, passes.get(library.name, 1.0) * library.passes)
     is_factor = library.name == "factoring"
     rate = kernels.factor_flops_per_s if is_factor else kernels.vector_ops_per_s
-    if kernels.adds_vector_ops:
-        return np.maximum(arithmetic_s, traffic_s) + vector_ops / rate
     return np.maximum(np.maximum(arithmetic_s, traffic_s), vector_ops / rate)
 
 

@@ -44,7 +44,6 @@ float32 = 4e14
 vector_ops_per_s = 3e13             # optional, inf
 special_ops = 10                    # optional, inf
 reduce_ops = 4                      # optional, 1
-adds_vector_ops = false             # optional, false
 factor_flops_per_s = 6e12           # optional, inf
 sort_passes = 2                     # optional, 0: one read and write
 fft_passes = 1.4                    # optional, 0: one read and write

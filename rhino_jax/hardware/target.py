@@ -34,8 +34,6 @@ class KernelRates:
       special_ops: operations that a special function (exp, tanh, a division) takes at
         most.
       reduce_ops: operations that one element of a reduction takes.
-      adds_vector_ops: whether elementwise arithmetic takes time in addition to its
-        kernel's reads and writes, and none in a matmul's kernel; else both run at once.
       factor_flops_per_s: operations per second of the library's factorisations and
         triangular solves; `inf` where they are not modelled.
       sort_passes: reads and writes of a sort, per byte of its keys.
@@ -51,7 +49,6 @@ class KernelRates:
     vector_ops_per_s: float = math.inf
     special_ops: float = math.inf
     reduce_ops: float = 1.0
-    adds_vector_ops: bool = False
     factor_flops_per_s: float = math.inf
     sort_passes: float = 0.0
     fft_passes: float = 0.0

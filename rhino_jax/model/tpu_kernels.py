@@ -30,11 +30,6 @@ kernel each that reads the whole, and joined where it ends. A product is three p
 of real arrays, each with its own partial sums; windows are gathered part by part. They
 are scattered in one loop, which is not partitioned: each device writes all windows.
 
-A reduction in no product's kernel takes as long as if it read its operand once more in
-float32, with the padding of tiles, whether that is stored or computed (by XLA's
-estimate a v5e streams 108 float32 in a cycle, and reduces 101 elements that are not
-stored, 70 of logits in bfloat16, 60 of layer norms, and 55 of group norms).
-
 Seen in HLO of v5e:4x4 and v5e:2x2, libtpu 0.0.52.
 """
 
@@ -90,7 +85,6 @@ def with_loops_and_parts(
     if not device.tile or not (device.loops_windows or device.splits_complex):
         return changed
     values, found = analysis.graph.program.values, dict[tuple[object, ...], Options]()
-    sums = analysis.liveness.kernels.sums
     turned = _find_turned(analysis) if device.loops_windows else set()
     state = {o.state_of for o in analysis.graph.program.outputs}
     for node in analysis.graph.nodes:
@@ -98,26 +92,24 @@ def with_loops_and_parts(
         is_window = device.loops_windows and _indexes(node)
         is_image = node.op is not None and bool(node.op.traits.channels)
         off = _convolved_dims(analysis, sizes, node)
-        if not (is_window or is_complex or is_image or off or node.id in sums):
+        if not (is_window or is_complex or is_image or off):
             continue
         own, is_state = options[node.id], node.slot in state
         # Inputs and outputs of other types share options.
         size = analysis.alike.types[node.value], analysis.alike.lanes[node.value]
         fills = is_window and is_into_zeros(analysis.graph, node)
-        adds = node.id in sums, node.id in turned, fills
-        key = id(own), node.kind, is_complex, is_state, off, *size, *adds
+        is_turned = node.id in turned
+        key = id(own), node.kind, is_complex, is_state, off, *size, is_turned, fills
         if key not in found:
             new = own
             if is_window:
                 new = _added(new, _indexed_s(analysis, sizes, node, own, is_complex))
-            if node.id in turned:
+            if is_turned:
                 new = _added(new, _turned_s(analysis, sizes, node, own))
             if is_image:
                 new = _added(new, _image_s(analysis, sizes, node, own))
             if off:
                 new = _added(new, _border_s(analysis, sizes, node, own, off))
-            if node.id in sums:
-                new = _added(new, _summed_s(analysis, sizes, node, own))
             if is_complex and node.op is not None and node.op.traits.is_contraction:
                 dtype = values[node.op.operands[0]].dtype
                 more = (OBSERVED.real_products - 1) * own.flops
@@ -193,18 +185,6 @@ def _convolved_dims(
         if channels >= OBSERVED.least_channels:
             return window_dims(op.rule.operands[0], op.rule)
     return ()
-
-
-def _summed_s(
-    analysis: ProgramAnalysis, sizes: LocalSizes, node: Node, own: Options
-) -> np.ndarray:
-    """Return [options], the seconds of a reduction's arithmetic."""
-    op = node.op
-    assert op is not None
-    value = analysis.graph.program.values[op.operands[0]]
-    padded = sizes.held_bytes(own.ins[0], value) / item_bytes(value.dtype)
-    traffic = item_bytes("float32") * padded
-    return op_s(analysis.target, 0.0 * traffic, traffic, "float32")
 
 
 def _parts_s(

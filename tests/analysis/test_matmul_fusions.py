@@ -64,7 +64,7 @@ def test_activations_run_in_the_kernels_of_matmuls() -> None:
     # The gradient of the bias is summed where the activation's gradient is computed.
     sums = [n for n in ops(graph, "reduce_sum") if graph.program.values[n.value].rank]
     assert not live.kernels.reads[sums[0].id]
-    assert sums[0].id not in live.kernels.sums
+    assert sums[0].id not in live.kernels.widened
 
 
 def test_a_kernel_reads_what_it_converts() -> None:
@@ -100,8 +100,8 @@ def test_means_are_summed_with_the_matmul_and_variances_later() -> None:
 
     graph, live = analysed(normalised, X)
     mean, variance = ops(graph, "reduce_sum")
-    assert mean.id not in live.kernels.sums
-    assert variance.id in live.kernels.sums
+    assert mean.id not in live.kernels.widened
+    assert live.kernels.widened[variance.id] == 0
 
 
 @pytest.mark.parametrize(("fusing", "are_stored"), [(TPU, False), (GPU, True)])

@@ -201,21 +201,6 @@ def test_a_complex_product_is_three_with_partial_sums_each() -> None:
     assert complex_s == pytest.approx(3 * real_s, rel=0.1)
 
 
-def test_a_reduction_takes_its_elements_time() -> None:
-    def distances(x: Any, y: Any) -> Any:
-        return jnp.abs(x[:, None] - y[None]).sum(-1)
-
-    x = array(256, 128)
-    rate = TARGET.device.hbm_bytes_per_s * TARGET.device.memory_efficiency
-    more = max(s for _, s in added(distances, x, x))
-    assert more == pytest.approx(4 * 256 * 256 * 128 / rate, rel=0.01)
-    assert max(s for _, s in added(lambda x: jnp.abs(x).sum(-1), x)) == pytest.approx(
-        4 * 256 * 128 / rate, rel=0.01
-    )
-    # In a matmul's kernel it takes none.
-    assert not added(lambda x: jnp.abs(x @ x.T).sum(-1), x)
-
-
 def test_an_image_of_few_channels_is_copied_with_the_batch_on_lanes() -> None:
     def patches(x: Any, k: Any) -> Any:
         dims = ("NHWC", "HWIO", "NHWC")

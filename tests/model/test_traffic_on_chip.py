@@ -46,14 +46,18 @@ def test_sums_of_what_stays_take_less() -> None:
         assert (on < without) is is_faster
 
 
-def test_elementwise_arithmetic_is_added_to_traffic() -> None:
-    device, x = TPU.device, array(8192, 1024)
-    (plain,) = seconds(lambda x: x + 1, x)
-    (special,) = seconds(jnp.tanh, x)
-    streamed = 2 * x.size * 4 / (device.hbm_bytes_per_s * device.memory_efficiency)
-    one = x.size / device.kernels.vector_ops_per_s
-    assert plain == pytest.approx(streamed + one)
-    assert special == pytest.approx(streamed + device.kernels.special_ops * one)
+@pytest.mark.parametrize(
+    ("fn", "dtype", "item_bytes"),
+    [(lambda x: x + 1, jnp.float32, 8), (lambda x: x + 1, jnp.bfloat16, 8),
+     (jnp.tanh, jnp.float32, 8), (lambda x: x.sum(-1), jnp.float32, 8),
+     (lambda x: x.astype(jnp.float32).sum(-1), jnp.bfloat16, 6)],
+)  # fmt: skip
+def test_kernels_take_one_more_pass_unless_they_store_float32(
+    fn: Any, dtype: Any, item_bytes: int
+) -> None:
+    device, x = TPU.device, jax.ShapeDtypeStruct((65_536, 4096), dtype)
+    rate = device.hbm_bytes_per_s * device.memory_efficiency
+    assert sum(seconds(fn, x)) == pytest.approx(item_bytes * x.size / rate, rel=0.01)
 
 
 def test_a_matmuls_fusion_computes_its_activation_at_once() -> None:
