@@ -18,10 +18,11 @@ place of the result; each of these readers converts it itself. An op with a larg
 result, as an outer product with it, does not fuse into it. Reductions of what the
 epilogue computes, or of what is computed from it and from earlier values, run in it.
 
-Such a fusion holds whole rows of a softmax, and stores their exponentials. Where they
-are longer than it can hold (`Observed.longest_row`), the matmul's own result is stored,
-and everything between it and the next matmul is recomputed by each reader, expensive or
-not.
+Such a fusion holds whole rows of a softmax, and stores their exponentials; of many
+queries with many keys (`Observed.most_scores`), it stores the scores, and a second
+kernel their exponentials. Of some softmaxes (see `analysis.softmax_rows`) the matmul's
+own result is stored, and everything between it and the next matmul is recomputed by
+each reader, expensive or not.
 
 Some compilers fuse by the bytes that this saves (`Device.fuses_by_bytes`). A look-up is
 then fusible, and computes of what it reads the elements that it picks: logits that
@@ -49,7 +50,7 @@ from rhino_jax.analysis.fusing import Fusing
 from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
 from rhino_jax.analysis.matmul_depth import MatmulDepth
 from rhino_jax.analysis.short_sums import find_short_sums
-from rhino_jax.analysis.softmax_rows import find_long_rows
+from rhino_jax.analysis.softmax_rows import find_stored_scores
 from rhino_jax.analysis.uses import (
     NOWHERE,
     PortReads,
@@ -151,8 +152,8 @@ class _MaterialisedFinder:
       unsettled: port id → the matmul whose fusion computes its value and has not stored
         one yet.
       handed, stacked, filled: as in `Materialised`.
-      long_rows: ids of nodes of softmaxes whose rows no fusion can hold, and of the
-        matmuls before them.
+      scores: ids of nodes of softmaxes whose scores are stored, and of the matmuls
+        before them, see `softmax_rows`.
       reading: how every port is read.
       looks_up: [nodes], look-ups that fuse with elementwise ops.
       short: ids of short reductions, and of scatters that are selections, see
@@ -176,7 +177,7 @@ class _MaterialisedFinder:
     unsettled: dict[int, int] = field(default_factory=dict)
     handed: set[int] = field(default_factory=set)
     stacked: set[int] = field(default_factory=set)
-    long_rows: set[int] = field(init=False)
+    scores: set[int] = field(init=False)
     reading: PortReads = field(init=False)
     looks_up: np.ndarray = field(init=False)
     short: frozenset[int] = field(init=False)
@@ -203,9 +204,9 @@ class _MaterialisedFinder:
         self.short = selects | (find_short_sums(graph) if by_bytes else _NONE)
         self.filled = find_filled(graph, onto.values())
         self.before = self._find_before() if with_matmuls else {}
-        self.long_rows = set()
+        self.scores = set()
         if with_matmuls:
-            self.long_rows = find_long_rows(graph, self.readers, self.feeds)
+            self.scores = find_stored_scores(graph, self.readers, self.feeds)
         self.reading = PortReads.of(
             self.readers,
             graph.columns,
@@ -309,7 +310,7 @@ class _MaterialisedFinder:
 
     def _is_expensive(self, node: Node) -> bool:
         op = node.op
-        if op is None or not op.traits.is_expensive or node.id in self.long_rows:
+        if op is None or not op.traits.is_expensive or node.id in self.scores:
             return False
         dtype = self.graph.program.values[op.results[0]].dtype
         return self.fusing.recomputes.isdisjoint((op.name, f"{op.name}.{dtype}"))
@@ -318,7 +319,7 @@ class _MaterialisedFinder:
         """Whether a value is stored rather than recomputed by each of its readers."""
         if node.id in self.depth.rotated:
             return True
-        if self.reading.count[port] < 2 or node.id in self.long_rows:
+        if self.reading.count[port] < 2 or node.id in self.scores:
             return False
         if self.looks_up[node.id]:
             return False
@@ -358,7 +359,7 @@ class _MaterialisedFinder:
             return True
         if not reading.count[port]:
             return True
-        if node.hosts_fusion and node.id in self.long_rows:
+        if node.hosts_fusion and node.id in self.scores:
             return True
         if _converts(node) or len(self._parting(port)) < 2:
             return False
@@ -388,8 +389,10 @@ class _MaterialisedFinder:
         reduced = [f for f in range(len(factors)) if factors[f].reducer]
         is_max = all(factors[f].reducer == "max" for f in reduced)
         is_row = op.rule.operands[0][-1:] == (tuple(reduced),)
-        size = math.prod(factors[f].size for f in reduced)
-        return is_max and is_row and size <= OBSERVED.longest_row
+        row = math.prod(factors[f].size for f in reduced)
+        queries = self.graph.program.values[op.results[0]].shape[-1:]
+        is_held = math.prod(queries) * row <= OBSERVED.most_scores
+        return is_max and is_row and row <= OBSERVED.longest_row and is_held
 
     def _reduced_in(self, node: Node, feeds: list[int]) -> int | None:
         """Return the matmul in whose fusion a reduction runs: that which computes its

@@ -101,6 +101,10 @@ class Observed:
         attention in float32, XLA:TPU stores rows of 8,192 exponentials; of 12,288 and
         16,384, and of 8,192 with a single head, only the matmul's result (v5e:2x2,
         v6e:2x2, libtpu 0.0.51).
+      most_scores: queries times keys of attention in float32 whose scores and
+        exponentials one kernel of XLA:TPU computes: 1,536 x 1,536 in gradients, not
+        4,096 x 4,096; of 2,048 x 2,048 some, not those of a GPT 7B (v5e, libtpu
+        0.0.52).
       recompute_share: a value is recomputed in each of its readers only if the operands
         have at most this many times its own elements.
       least_state: smallest number of state arrays (fed back by a step) whose updates
@@ -152,6 +156,7 @@ class Observed:
     most_scattered: int = 8
     combined_latency: float = 0.06
     longest_row: int = 8192
+    most_scores: int = 1792 * 1792
     recompute_share: float = 1.1
     most_followed: int = 64
     least_state: int = 4

@@ -68,7 +68,7 @@ def test_what_softmax_keeps_for_the_backward_pass(
     fusing: Fusing, kept: list[str], scores: bool
 ) -> None:
     def attention(q: Any, k: Any, v: Any) -> Any:
-        weights = jax.nn.softmax((q @ k.T).astype(jnp.float32))
+        weights = jax.nn.softmax((q @ k.T).astype(jnp.float32) * 0.125)
         out = (weights.astype(jnp.bfloat16) @ v).astype(jnp.float32)
         return jnp.sum(out**2)
 
@@ -241,6 +241,26 @@ def test_of_rows_that_no_fusion_holds_only_the_scores_are_stored() -> None:
     assert kept(OBSERVED.longest_row, TPU) == ["exp", "dot_general"]
     assert kept(OBSERVED.longest_row + 1, TPU) == ["dot_general", "dot_general"]
     assert kept(OBSERVED.longest_row + 1, GPU) == kept(OBSERVED.longest_row, GPU)
+
+
+@pytest.mark.parametrize(
+    ("scores_of", "are_stored"),
+    [(lambda q, k: q @ k, True), (lambda q, k: (q @ k) * 2, True),
+     (lambda q, k: (q @ k).astype(jnp.float32), True),
+     (lambda q, k: (q @ k).astype(jnp.float32) * 2, False),
+     (lambda q, k: jnp.transpose(q @ k).astype(jnp.float32) * 2, True)],
+)  # fmt: skip
+def test_scores_of_two_bytes_or_transposed_ones_are_stored(
+    scores_of: Any, are_stored: bool
+) -> None:
+    """In place of the exponentials: as compiled for v5e, tests/verify."""
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        return jax.nn.softmax(scores_of(q, k), axis=-1).astype(q.dtype) @ v
+
+    found = materialised(attention, *(X.astype(jnp.bfloat16),) * 3, fusing=TPU)
+    assert ("exp" in found) is not are_stored
+    assert found.count("dot_general") == 1 + are_stored
 
 
 def test_long_rows_of_other_than_a_softmax_are_stored_as_short_ones() -> None:
