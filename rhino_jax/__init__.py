@@ -37,7 +37,7 @@ of resharding from one layout to another. (03_price.txt)
 
     0  P(), P() -> P()  50.6 ms
     1  P('data'), P() -> P('data')  12.6 ms
-    3  P(None, 'data'), P('data') -> P('data')  summed over data  22.0 ms
+    3  P(None, 'data'), P('data') -> P('data')  summed over data  22.8 ms
     n1 → n2  3 × 6  at most 11.6 ms
 
 `planner` folds isomorphic nodes, as those of a model's layers are; here none is.

@@ -52,10 +52,10 @@ def find_equivalent(
 
     def moved(node: Node) -> object:
         """Return the sizes of what a matmul's epilogue moves, and where they are."""
-        reads, writes, computes = kernels.epilogues[node.id]
+        reads, writes, *does = kernels.epilogues[node.id]
         read = tuple([sizes[graph.value_id(p)] for p, _ in reads])
         kept = on_chip and tuple([on_chip.writes[p] for p in writes])
-        return read, tuple([sizes[graph.value_id(p)] for p in writes]), kept, computes
+        return read, tuple([sizes[graph.value_id(p)] for p in writes]), kept, *does
 
     def look(node: Node) -> object:
         op = node.op

@@ -83,11 +83,13 @@ class Epilogue(NamedTuple):
       reads: (port id, time) of the values that it reads.
       writes: ids of the ports that it stores.
       computes: whether its ops do more than move and convert the result.
+      reduces: whether some reduce.
     """
 
     reads: tuple[tuple[int, int], ...]
     writes: tuple[int, ...]
     computes: bool
+    reduces: bool
 
 
 class Through(NamedTuple):
@@ -276,7 +278,7 @@ def _find_epilogues(graph: Graph, materialised: Materialised) -> dict[int, Epilo
     of, sources = materialised.epilogue_of.tolist(), materialised.sources
     copied, maker = copied_ports(graph).tolist(), graph.columns.maker.tolist()
     reads, writes = dict[int, dict[int, int]](), dict[int, list[int]]()
-    own, computing = dict[int, set[int]](), set[int]()
+    own, computing, reducing = dict[int, set[int]](), set[int](), set[int]()
     for port, edge in zip(read_ports(graph).tolist(), graph.edges, strict=True):
         home = of[edge.target]
         behind = [p if copied[p] == NOWHERE else copied[p] for p in sources[port]]
@@ -291,12 +293,15 @@ def _find_epilogues(graph: Graph, materialised: Materialised) -> dict[int, Epilo
         op = graph.nodes[node].op
         if op is None or op.traits.kind not in (OpKind.MOVEMENT, OpKind.CONVERSION):
             computing.add(of[node])
+        if op is not None and op.traits.kind is OpKind.REDUCTION:
+            reducing.add(of[node])
     found = dict[int, Epilogue]()
     for home, written in writes.items():
         moved = {*written, *own.get(home, ()), *(p.id for p in graph.nodes[home].ports)}
         read = reads.get(home, {}).items()
         others = tuple((p, time) for p, time in read if p not in moved)
-        found[home] = Epilogue(others, tuple(written), home in computing)
+        does = home in computing, home in reducing
+        found[home] = Epilogue(others, tuple(written), *does)
     return found
 
 

@@ -124,11 +124,17 @@ class KernelTraffic:
         is_apart = np.array([bool(s.partial) for s in found]) & epilogue.computes
         fused = np.where(is_apart, 0.0, self._moved(node, epilogue, made))
         apart, port = self._moved(node, epilogue, done), node.ports[0].id
-        if not self.liveness.is_materialised[port]:
-            apart += self.sizes.held_bytes(done, self.graph.value(port))
         result, written = self.graph.value(port), map(self.graph.value, epilogue.writes)
+        held = self.sizes.held_bytes(done, result)
+        if not self.liveness.is_materialised[port]:
+            apart += held
+        if not self.target.device.tile:
+            return fused, np.where(is_apart, apart, 0.0)
         wide = [v for v in written if item_bytes(v.dtype) >= item_bytes("float32")]
-        if self.target.device.tile and all(v.shape != result.shape for v in wide):
+        if all(v.shape != result.shape for v in wide):
+            apart += self._as_float32(done, result)
+        if epilogue.reduces:  # a kernel of its own, which reads the same again
+            apart += held + self._moved(node, epilogue._replace(writes=()), done)
             apart += self._as_float32(done, result)
         return fused, np.where(is_apart, apart, 0.0)
 
