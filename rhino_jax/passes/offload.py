@@ -48,7 +48,7 @@ def offload_state(closed: Any, program: Program, choice: str) -> Any:
     hosted = {region.inputs[slot] for slot in slots}
     is_updated = [output.state_of in slots for output in program.outputs]
     updated = set(compress(region.outputs, is_updated))
-    early = set(range(len(region.ops))) - _behind(region, hosted)
+    early = set(range(len(region.ops))) - region.behind(hosted)
 
     def run(*arrays: Any) -> list[Any]:
         env = dict(zip(region.inputs, arrays, strict=True))
@@ -73,16 +73,6 @@ def offload_state(closed: Any, program: Program, choice: str) -> Any:
         ]
 
     return retraced(closed, run, on_host=slots)
-
-
-def _behind(region: FlatRegion, values: set[int]) -> set[int]:
-    """Return the ops that depend on some values."""
-    found, known = set[int](), set(values)
-    for i, reads in enumerate(region.reads):
-        if not known.isdisjoint(reads):
-            found.add(i)
-            known.update(region.makes[i])
-    return found
 
 
 def _choices(traced: Traced, limits: ChoiceLimits) -> Iterator[Transform]:
@@ -114,7 +104,7 @@ def _state(region: FlatRegion, program: Program) -> list[int]:
         is_array = isinstance(aval, jax.core.ShapedArray) and aval.ndim > 0
         if not is_array or result in region.inputs or program.values[value].on_host:
             continue
-        ops = [region.ops[i].op for i in _behind(region, {value})]
+        ops = [region.ops[i].op for i in region.behind([value])]
         stays = (op.traits.is_contraction or op.traits.has_effects for op in ops)
         if not any(stays) and all(op.call is None for op in ops):
             found.append(slot)

@@ -149,13 +149,11 @@ def split_scan(
     body = scan_body(scan.eqn, lambda e: _holds(e, sums), sums)
     count = len(scan.results)
     stacked = body.outputs[count:]
+    carries = [*zip(scan.call.carries(body.inputs), body.outputs, strict=False)]
     late, before = {*stacked}, -1
     while before < len(late):  # values that depend on the sums, in any iteration
         before = len(late)
-        for reads, makes in zip(body.reads, body.makes, strict=True):
-            if not late.isdisjoint(reads):
-                late.update(makes)
-        carries = zip(scan.call.carries(body.inputs), body.outputs, strict=False)
+        late |= body.made_by(body.behind(late))
         late.update(entering for entering, left in carries if left in late)
     wanted = [k for k in range(count) if body.outputs[k] not in late]
     run, _ = scan_in_two(scan, body, wanted, stacked)

@@ -224,6 +224,15 @@ class FlatRegion:
         found, read = trace_back(values, maker, self.reads.__getitem__)
         return found, read - self.consts.keys()
 
+    def behind(self, values: Iterable[int]) -> set[int]:
+        """Return the ops that depend on some values."""
+        found, known = set[int](), set(values)
+        for i, reads in enumerate(self.reads):
+            if not known.isdisjoint(reads):
+                found.add(i)
+                known.update(self.makes[i])
+        return found
+
     def late(self, ops: Iterable[int], again: Collection[int]) -> list[int]:
         """Return ops in an order in which recomputed ones run late.
 
@@ -305,7 +314,7 @@ class FlatProgram:
         """
         for each in self.top.ops:
             if each.op.id in ops:
-                results = each.bind([self.top.read(v, env) for v in each.operands])
+                results = each.bind([self.read(v, env) for v in each.operands])
                 for value, array in zip(each.results, results, strict=True):
                     env.setdefault(value, array)
 
@@ -345,18 +354,12 @@ class FlatProgram:
 
 def holds_arrays(program: Program, region: Region) -> bool:
     """Whether a region, or one inside of it, captures arrays as constants."""
-    for op_id in region.ops:
-        op = program.ops[op_id]
-        if any(_is_array(program, v) for v in op.operands):
-            return True
-        if op.call and any(holds_arrays(program, r) for r in op.call.regions):
-            return True
-    return any(_is_array(program, v) for v in region.outputs)
-
-
-def _is_array(program: Program, value: int) -> bool:
-    found = program.values[value]
-    return found.is_literal and found.rank > 0
+    ops = [program.ops[i] for i in region.ops]
+    read = [*region.outputs, *(v for op in ops for v in op.operands)]
+    values = (program.values[v] for v in read)
+    return any(value.is_literal and value.rank > 0 for value in values) or any(
+        holds_arrays(program, r) for op in ops if op.call for r in op.call.regions
+    )
 
 
 def may_run_again(program: Program, op: Op) -> bool:

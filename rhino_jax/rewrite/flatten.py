@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rhino_jax._compat import is_literal, jaxpr_consts, open_jaxpr
@@ -171,7 +171,7 @@ class _FlatWalk:
             self.inside(region, body, ())
             for body, region in zip(bodies, regions, strict=True)
         )
-        each = FlatOp(op, each.eqn, each.operands, each.results, each.within, flat)
+        each = replace(each, regions=flat)
         self.maker.update(dict.fromkeys(op.results, each))
         self.alias.update({v: self.same[v] for v in op.results if v in self.same})
         return [each]
