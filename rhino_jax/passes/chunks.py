@@ -81,12 +81,10 @@ def heads_of(flat: FlatProgram) -> Iterator[Head]:
         if item.op.traits.is_contraction and (head := _head(flat, item)) is not None
     ]
     found.sort(key=lambda h: -values[h.item.results[0]].bytes)
-    seen: set[str] = set()
+    first = dict[str, Head]()
     for head in found:
-        line = str(head.item.op.source)
-        if line not in seen:
-            seen.add(line)
-            yield head
+        first.setdefault(str(head.item.op.source), head)
+    yield from first.values()
 
 
 def _head(flat: FlatProgram, item: FlatOp) -> Head | None:
@@ -191,18 +189,16 @@ def _ops_on(flat: FlatProgram, long: dict[int, Place]) -> set[int]:
       long: id of each value with full tokens and vocabulary → its dims that are these;
         results that have both are added.
     """
-    after, later = set(long), list[FlatOp]()
-    for item in flat.top.ops:
-        if after.isdisjoint(item.operands):
-            continue
-        after.update(item.results)
-        later.append(item)
+    behind = sorted(flat.top.behind(long))
+    after, later = flat.top.made_by(behind), [flat.top.ops[i] for i in behind]
+    for item in later:
         for i, value in enumerate(item.operands):
             if value in long:
                 found = _places(item, i, long[value])[len(item.operands) :]
                 for made, place in zip(item.results, found, strict=True):
                     if None not in place:
                         long.setdefault(made, place)
+    after |= long.keys()
     ops, wanted = set[int](), set[int]()
     for item in reversed(later):
         is_long = not long.keys().isdisjoint(item.operands)
@@ -381,7 +377,7 @@ def _cut(
     except OpenedRemat:
         return None
     demand = Demand.of(found)
-    if len(demand.bodies) != 1 or head.item.op.id not in demand.bodies[0].ops:
+    if len(demand.loops) != 1 or head.item.op.id not in demand.loops[0].ops:
         return None
     cut = cut_of(demand, count)
     values = flat.program.values

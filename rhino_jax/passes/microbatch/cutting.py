@@ -6,13 +6,14 @@ Nothing is emitted.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rhino_jax.analysis.roles import data_inputs
 from rhino_jax.errors import CoupledBatchError, MicrobatchError
-from rhino_jax.ir.axes import AxisSpan, follow
+from rhino_jax.ir.axes import follow
 from rhino_jax.ir.places import at_place
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.passes.microbatch.cut import MicrobatchChoice, MicrobatchCut
@@ -195,14 +196,13 @@ def cut_of(demand: Demand, count: int) -> MicrobatchCut:
     found, program = demand.found, demand.found.flat.program
     rows = found.sizes.rows
     flops = {op.id: program.flops_of(op) for op in program.ops}
-    loops, outside = demand.loops(), demand.outside()
-    runs: dict[int, int] = {}
-    for loop in loops:
-        for op in loop.ops:
-            runs[op] = runs.get(op, 0) + 1
-    waits, states = _waits(demand), found.states.items()
-    partials = ((v, s) for v, s in states if isinstance(s, Partial))
-    sums = {v for v, s in partials if s.reducer == "sum"}
+    loops, outside = demand.loops, demand.outside()
+    runs, waits = Counter(op for loop in loops for op in loop.ops), _waits(demand)
+    sums = {
+        v
+        for v, s in found.states.items()
+        if isinstance(s, Partial) and s.reducer == "sum"
+    }
     return MicrobatchCut(
         rows=rows,
         count=Split.of(rows, count).count,
@@ -262,14 +262,14 @@ def _check_batch(found: FlowResult) -> None:
 
 def _waits(demand: Demand) -> list[BatchCoupling]:
     """Return for each loop but the first an op coupling the batch that delays it."""
-    body_ops = [set(body.ops) for body in demand.bodies]
+    in_loops = {op for loop in demand.loops for op in loop.ops}
     waits: dict[int, BatchCoupling] = {}
     for meeting in demand.found.meetings:
         is_full = any(v in demand.time for v in meeting.item.results)
-        is_run = any(meeting.item.op.id in ops for ops in body_ops)
+        is_run = meeting.item.op.id in in_loops
         if is_run or (is_full and meeting.is_costly):
             waits.setdefault(meeting.phase, meeting)
-    return [waits[p] for p in sorted(waits) if 0 < p < len(demand.bodies)]
+    return [waits[p] for p in sorted(waits) if 0 < p < len(demand.loops)]
 
 
 def _check(choice: MicrobatchChoice, cut: MicrobatchCut, demand: Demand) -> None:
@@ -411,16 +411,14 @@ def meeting_flops(
       outside: ids of the ops that run outside of loops.
       flops: FLOPs of each op by id.
     """
-    run = {op for ops in outside for op in ops}
-    at: dict[int, AxisSpan] = {}  # value known in full → its batch dim
+    run, states = {op for ops in outside for op in ops}, found.states
+    # Values, those known in full as well → their batch dim.
+    at = {v: s.span for v, s in states.items() if isinstance(s, RowsState)}
     total = 0.0
     for item in found.flat.top.ops:
-        states = [found.states[v] for v in item.results]
-        if item.op.id not in run or not all(map(is_outside, states)):
-            continue
-        held = [(i, _span(found, v, at)) for i, v in enumerate(item.operands)]
-        cuts = [(i, span) for i, span in held if span is not None]
-        if not cuts:
+        is_run = all(is_outside(states[v]) for v in item.results)
+        cuts = [(i, at[v]) for i, v in enumerate(item.operands) if v in at]
+        if item.op.id not in run or not is_run or not cuts:
             continue
         total += flops[item.op.id]
         rule = item.op.rule
@@ -432,9 +430,3 @@ def meeting_flops(
                 if made is not None:
                     at[value] = made
     return total
-
-
-def _span(found: FlowResult, value: int, at: Mapping[int, AxisSpan]) -> AxisSpan | None:
-    """Return the batch dim of a value; None where it has none."""
-    state = found.states[value]
-    return state.span if isinstance(state, RowsState) else at.get(value)

@@ -9,7 +9,7 @@ where it would need another loop.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchLoop
@@ -26,21 +26,6 @@ from rhino_jax.passes.microbatch.flow.states import (
 from rhino_jax.rewrite.flat import FlatOp
 
 
-@dataclass(slots=True)
-class LoopDemand:
-    """Ops, inputs and outputs of one loop over micro-batches.
-
-    Attributes:
-      ops: ids of the ops that run on each micro-batch.
-      entering: values that each micro-batch reads in full, or its rows of.
-      made: ids of the values that the loop computes in full, for later readers.
-    """
-
-    ops: set[int] = field(default_factory=set)
-    entering: set[LoopCrossing] = field(default_factory=set)
-    made: list[int] = field(default_factory=list)
-
-
 @dataclass(frozen=True, slots=True)
 class Demand:
     """The loops over micro-batches that the outputs of a program require.
@@ -50,13 +35,13 @@ class Demand:
       time: id of each value that is needed in full → index of the first loop that reads
         it.
       made: ids of those values that a loop computes.
-      bodies: ops, inputs and outputs of each loop.
+      loops: the loops.
     """
 
     found: FlowResult
     time: dict[int, int]
     made: set[int]
-    bodies: list[LoopDemand]
+    loops: tuple[MicrobatchLoop, ...]
 
     @classmethod
     def of(cls, found: FlowResult) -> Demand:
@@ -110,9 +95,10 @@ class Demand:
             want(flat.top.outputs, 1 << 30)
             return 1 + max((found.states[v].phase for v in made), default=-1)
 
-        def body_of(loop: int) -> LoopDemand:
-            body = LoopDemand(made=sorted(v for v in made if time[v] == loop + 1))
-            queue: list[tuple[int, State]] = [(v, found.states[v]) for v in body.made]
+        def body_of(loop: int) -> MicrobatchLoop:
+            leaving = sorted(v for v in made if time[v] == loop + 1)
+            ops, entering = set[int](), set[LoopCrossing]()
+            queue: list[tuple[int, State]] = [(v, found.states[v]) for v in leaving]
             seen = set(queue)
             # In the order of operands, not of a set, which differs between processes:
             # what is wanted early changes what later values need.
@@ -127,7 +113,7 @@ class Demand:
                     and not (isinstance(state, Partial) or is_own(state))
                 )
                 if item is not None and is_there(state, use) and not is_known:
-                    body.ops.add(item.op.id)
+                    ops.add(item.op.id)
                     uses = found.ran[item.op.id].uses
                     reads = dict.fromkeys(zip(item.operands, uses, strict=True))
                     queue += [read for read in reversed(reads) if read not in seen]
@@ -137,48 +123,35 @@ class Demand:
                 if isinstance(use, RowsState):
                     leaves = found.leaves_of(value, use.span)
                     if leaves is None or value in made:
-                        body.entering.add(LoopCrossing(value, "sliced", use.span))
+                        entering.add(LoopCrossing(value, "sliced", use.span))
                         want([value], loop)
                         continue
                     enters = leaves
-                body.entering.update(LoopCrossing(v, "whole") for v in enters)
+                entering.update(LoopCrossing(v, "whole") for v in enters)
                 want(enters, loop)
-            return body
+            return MicrobatchLoop(
+                tuple(sorted(ops)),
+                tuple(
+                    sorted(entering, key=lambda c: (c.how != "whole", c.value, c.span))
+                ),
+                tuple(_leaving(v, found.states[v]) for v in leaving),
+            )
 
         most_loops = loops_of_outputs() or 1 << 30
         after = loops_of_outputs()
         time.update(dict.fromkeys(time, after))
         while True:
             before = dict(time)
-            bodies = [*map(body_of, reversed(range(after)))][::-1]
+            loops = [*map(body_of, reversed(range(after)))]
             if time == before:
-                return cls(found, time, made, bodies)
-
-    def loops(self) -> tuple[MicrobatchLoop, ...]:
-        """Return the loops as data."""
-        return tuple(
-            MicrobatchLoop(
-                tuple(sorted(b.ops)),
-                tuple(
-                    sorted(
-                        b.entering, key=lambda c: (c.how != "whole", c.value, c.span)
-                    )
-                ),
-                tuple(_leaving(v, self.found.states[v]) for v in b.made),
-            )
-            for b in self.bodies
-        )
+                return cls(found, time, made, tuple(reversed(loops)))
 
     def outside(self) -> tuple[tuple[int, ...], ...]:
         """Return ids of the ops that run on the whole batch, by the loop after them."""
-        known: dict[int, int] = {}
-        found: list[list[int]] = [[] for _ in range(len(self.bodies) + 1)]
+        known = {v: self.time[v] for v in self.made}
+        found: list[list[int]] = [[] for _ in range(len(self.loops) + 1)]
         for item in self.found.flat.top.ops:
-            wanted = [v for v in item.results if v in self.time]
-            for value in wanted:
-                if value in self.made:
-                    known[value] = self.time[value]
-            if not any(v not in self.made for v in wanted):
+            if self.made.issuperset(self.time.keys() & item.results):
                 continue
             at = max((known.get(v, 0) for v in item.operands), default=0)
             known.update((v, at) for v in item.results if v not in self.made)

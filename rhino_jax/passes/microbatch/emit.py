@@ -12,7 +12,7 @@ whole batch for these.) Remaining rows form one smaller micro-batch of the last 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -222,22 +222,24 @@ Views = Mapping[tuple[int, AxisSpan], Any]
 """(value id, the dim that holds the batch) → `pieces.view` of the array."""
 
 
+@dataclass(eq=False)
 class PieceEmitter:
     """Emitter of ops on one micro-batch, inside a loop.
 
     Attributes:
       found: the analysis.
       piece: the rows of the micro-batch.
+      outer: value id → array of the whole batch, outside of the loop.
+      views: of the arrays that the loop slices.
       env: value id → array of the micro-batch, or array equal in all micro-batches.
     """
 
-    def __init__(
-        self, found: FlowResult, piece: Piece, outer: Callable[[int], Any], views: Views
-    ) -> None:
-        self.found, self.piece = found, piece
-        self.env: dict[int, Any] = {}
-        self._outer, self._views = outer, views
-        self._recomputed: dict[tuple[int, AxisSpan, bool, bool], Any] = {}
+    found: FlowResult
+    piece: Piece
+    outer: Callable[[int], Any]
+    views: Views
+    env: dict[int, Any] = field(default_factory=dict)
+    _recomputed: dict[Any, Any] = field(default_factory=dict)
 
     def top(self, loop: MicrobatchLoop) -> list[Any]:
         """Run the ops of a loop on the micro-batch; return the values that leave it."""
@@ -261,7 +263,7 @@ class PieceEmitter:
 
     def asis(self, value: int) -> Any:
         """Return a value as the loop has it."""
-        return self.env[value] if value in self.env else self._outer(value)
+        return self.env[value] if value in self.env else self.outer(value)
 
     def full(self, value: int, own: bool = False) -> Any:
         """Return a value in full.
@@ -276,7 +278,7 @@ class PieceEmitter:
             return self.asis(value)
         if own and isinstance(state, Partial):
             return _scaled(self.env[value], 1 / self.piece.share)
-        return self._outer(value)
+        return self.outer(value)
 
     def item(self, item: FlatOp) -> list[Any]:
         """Run an op of the micro-batch and return its results."""
@@ -396,8 +398,8 @@ class PieceEmitter:
         if rows.at is not None:  # positions count from the micro-batch's first row
             dtype = self.found.flat.program.values[value].dtype
             return lax.iota(dtype, self.piece.rows * span.inner)
-        if (value, span) in self._views:
-            return self.piece.take(self._views[value, span], span)
+        if (value, span) in self.views:
+            return self.piece.take(self.views[value, span], span)
         if self.found.leaves_of(value, span) is not None:
             return self.remat(value, rows)
         return self.piece.of(self.full(value, rows.is_own), span)

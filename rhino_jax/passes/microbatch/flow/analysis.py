@@ -11,7 +11,7 @@ a batch: its pipeline stages run slices of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.frontend.regions import REMATS
@@ -21,6 +21,7 @@ from rhino_jax.ir.program import RegionKind
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.microbatch.flow.evaluated import (
     RECOMPUTED_KINDS,
+    UPDATING,
     operands_cut,
     spot_of,
 )
@@ -41,11 +42,13 @@ from rhino_jax.passes.microbatch.flow.states import (
     in_full,
     in_loop,
     inside,
+    is_outside,
     known_after,
 )
-from rhino_jax.rewrite.flat import FlatOp, FlatProgram
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram, trace_back
 
 
+@dataclass(eq=False)
 class OpenedRemat(Exception):
     """A recomputed region must be inlined, as an op in it needs the whole batch.
 
@@ -53,11 +56,10 @@ class OpenedRemat(Exception):
       op: id of the region's op.
     """
 
-    def __init__(self, op: int) -> None:
-        super().__init__(op)
-        self.op = op
+    op: int
 
 
+@dataclass(eq=False)
 class Divided(Exception):
     """A scan must be split, as its body needs sums over the batch.
 
@@ -67,9 +69,9 @@ class Divided(Exception):
       item: the op that needs them.
     """
 
-    def __init__(self, scan: FlatOp, values: tuple[int, ...], item: FlatOp) -> None:
-        super().__init__(scan.op.id)
-        self.scan, self.values, self.item = scan, values, item
+    scan: FlatOp
+    values: tuple[int, ...]
+    item: FlatOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ def analyse(
                 found.keep(item, _run(found, item))
             check_in_full(states[v] for v in flat.top.outputs)
         except NeedsOrderOfAll as error:
-            new = error.keys - of_all or found.orders.keys() - of_all
+            new = error.keys - of_all or found.orders.keys - of_all
             assert new
             of_all |= new
         else:
@@ -192,7 +194,10 @@ def _run(found: FlowResult, item: FlatOp) -> Ran:
     if found.part is not None:
         if item.op.id not in found.part.ops:
             check_in_full(states)
-        states = found.part.reads(item, states)
+            states = [s if is_outside(s) else in_full(s) for s in states]
+        for i, span in found.part.seeds.get(item.op.id, {}).items():
+            if is_outside(states[i]):
+                states[i] = RowsState(span, phase=states[i].phase)
     is_cut, met = not all(isinstance(s, WholeState) for s in states), False
     while True:
         done = (
@@ -272,13 +277,6 @@ def _made_once(item: FlatOp) -> set[int]:
     return found
 
 
-UPDATING = frozenset({
-    OpKind.ELEMENTWISE, OpKind.EXPONENTIAL, OpKind.CONVERSION, OpKind.IDENTITY,
-    OpKind.BROADCAST,
-})  # fmt: skip
-"""Kinds of ops that an optimizer applies to a complete gradient."""
-
-
 def analyse_one(
     flat: FlatProgram, inputs: Mapping[int, RowsState], sizes: DimSizes
 ) -> FlowResult:
@@ -294,13 +292,11 @@ def analyse_one(
     states.update(dict.fromkeys(flat.consts, WholeState()))
     states.update({v: inputs.get(v, WholeState()) for v in flat.top.inputs})
     after = _after(flat, inputs)
-    of_update = {
-        v for item in flat.top.ops if item.op.id in after for v in item.operands
-    }
-    for item in flat.top.ops:
+    of_update = flat.top.read_by(after)
+    for i, item in enumerate(flat.top.ops):
         uses = tuple(states[v] for v in item.operands)
         made: list[State] = [WholeState()] * len(item.results)
-        if item.op.id in after:
+        if i in after:
             made = [WholeState(1)] * len(item.results)
         elif not all(s == WholeState() for s in uses):
             made = [
@@ -314,46 +310,35 @@ def analyse_one(
 
 
 def _after(flat: FlatProgram, inputs: Collection[int]) -> set[int]:
-    """Return the ids of the ops that run once per step, after the micro-batch.
+    """Return the positions of the ops that run once per step, after the micro-batch.
 
     These are updates of state, ops that read them, and ops on gradients alone whose
     results the step returns.
     """
-    ends = [*zip(flat.program.outputs, flat.top.outputs, strict=True)]
+    top = flat.top
+    ends = zip(flat.program.outputs, top.outputs, strict=True)
     state = [v for end, v in ends if end.state_of is not None]
     shapes = {flat.program.values[v].shape for v in state}
-    updates = _made_by_updates(flat, state, shapes)
-    metrics = _made_by_updates(flat, [v for _, v in ends], shapes)
+
+    def maker(value: int) -> int | None:
+        """Return the op that computes a value, if it may be an update."""
+        i = top.maker.get(value)
+        return i if i is not None and _is_update(top.ops[i], shapes) else None
+
+    # Elementwise ops and norms between gradients and the state, or all results.
+    updates, _ = trace_back(state, maker, top.reads.__getitem__)
+    metrics, _ = trace_back(top.outputs, maker, top.reads.__getitem__)
     data, late, found = {*inputs}, set[int](), set[int]()
-    read = {v for item in flat.top.ops if item.op.id in updates for v in item.operands}
-    for item in flat.top.ops:
-        of_data = data.intersection(item.operands)
+    read = top.read_by(updates)
+    for i, reads in enumerate(top.reads):
+        of_data = data.intersection(reads)
         if not of_data:
             continue
-        data.update(item.results)
-        is_metric = item.op.id in metrics and of_data <= read | late
-        if item.op.id in updates or is_metric or not late.isdisjoint(of_data):
-            late.update(item.results)
-            found.add(item.op.id)
-    return found
-
-
-def _made_by_updates(
-    flat: FlatProgram, values: Iterable[int], shapes: Collection[tuple[int, ...]]
-) -> set[int]:
-    """Return ids of the elementwise ops and norms between gradients and some results.
-
-    Args:
-      flat: the program.
-      values: ids of the results.
-      shapes: shapes of the state.
-    """
-    found, queue = set[int](), [*values]
-    while queue:
-        item = flat.maker.get(queue.pop())
-        if item is not None and item.op.id not in found and _is_update(item, shapes):
-            found.add(item.op.id)
-            queue += item.operands
+        data.update(top.makes[i])
+        is_metric = i in metrics and of_data <= read | late
+        if i in updates or is_metric or not late.isdisjoint(of_data):
+            late.update(top.makes[i])
+            found.add(i)
     return found
 
 

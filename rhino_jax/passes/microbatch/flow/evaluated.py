@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -25,16 +26,13 @@ from rhino_jax.rewrite.emit import bind_local
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
 
-RECOMPUTED_KINDS = frozenset(
-    {
-        OpKind.ELEMENTWISE,
-        OpKind.EXPONENTIAL,
-        OpKind.CONVERSION,
-        OpKind.IDENTITY,
-        OpKind.BROADCAST,
-        OpKind.MOVEMENT,
-    }
-)
+UPDATING = frozenset({
+    OpKind.ELEMENTWISE, OpKind.EXPONENTIAL, OpKind.CONVERSION, OpKind.IDENTITY,
+    OpKind.BROADCAST,
+})  # fmt: skip
+"""Kinds of ops that an optimizer applies to a complete gradient."""
+
+RECOMPUTED_KINDS = UPDATING | {OpKind.MOVEMENT}
 """Kinds of ops that are recomputed for each micro-batch, rather than sliced."""
 
 
@@ -72,15 +70,11 @@ _ROWS = 8
 _MAX_STEPS = 200
 """Maximum number of ops from sorted keys to the sizes of their groups."""
 
-_EVALUATED = frozenset({
-    OpKind.ELEMENTWISE, OpKind.EXPONENTIAL, OpKind.CONVERSION, OpKind.IDENTITY,
-    OpKind.BROADCAST, OpKind.MOVEMENT, OpKind.GENERATOR, OpKind.REDUCTION,
-    OpKind.SCATTER,
-})  # fmt: skip
+_EVALUATED = RECOMPUTED_KINDS | {OpKind.GENERATOR, OpKind.REDUCTION, OpKind.SCATTER}
 """Kinds of ops by which the keys of a sort are counted."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Evaluation:
     """Arrays of values that depend on positions, or on the keys of a sort, alone.
 
@@ -95,8 +89,6 @@ class Evaluation:
     ran: Mapping[int, Ran]
     tables: list[np.ndarray] = field(default_factory=list)
     _counted: dict[int, int | None] = field(default_factory=dict)
-    _sort_keys: frozenset[int] | None = None
-    _entering: dict[int, int] | None = None
 
     def counts(self, value: int, ran: Ran) -> int | None:
         """Return the keys of a sort that a value counts by group; None for others."""
@@ -128,7 +120,7 @@ class Evaluation:
         while queue:
             each = self._outside(queue.pop())
             root = self.root(each)
-            if root in self.keys():
+            if root in self.keys:
                 keys.add(root)
                 continue
             item = self.flat.maker.get(each)
@@ -144,12 +136,11 @@ class Evaluation:
                 queue += item.operands
         return keys.pop() if len(keys) == 1 else None
 
+    @cached_property
     def keys(self) -> frozenset[int]:
-        """Return the roots of all that is sorted by."""
-        if self._sort_keys is None:
-            sorts = [i for i in self.flat.maker.values() if i.op.name == "sort"]
-            self._sort_keys = frozenset(self.root(i.operands[0]) for i in sorts)
-        return self._sort_keys
+        """The roots of all that is sorted by."""
+        sorts = (i for i in self.flat.maker.values() if i.op.name == "sort")
+        return frozenset(self.root(i.operands[0]) for i in sorts)
 
     def root(self, value: int) -> int:
         """Return the value whose elements a value has, in whatever order."""
@@ -245,17 +236,20 @@ class Evaluation:
             for operand, at in operands_cut(item, spot)
         )
 
+    @cached_property
+    def _entering(self) -> Mapping[int, int]:
+        """Values that enter regions unchanged → the values outside that they are."""
+        makers = {i.op.id: i for i in self.flat.maker.values() if i.regions}
+        return {
+            v: item.operands[at.operands[0]]
+            for item in makers.values()
+            for at in crossings(item.op)
+            if at.operands and not at.results and not at.is_stack
+            for v in at.entering
+        }
+
     def _outside(self, value: int) -> int:
         """Return the value outside of all regions that enters them unchanged."""
-        if self._entering is None:
-            makers = {i.op.id: i for i in self.flat.maker.values() if i.regions}
-            self._entering = {
-                v: item.operands[at.operands[0]]
-                for item in makers.values()
-                for at in crossings(item.op)
-                if at.operands and not at.results and not at.is_stack
-                for v in at.entering
-            }
         while value in self._entering:
             value = self._entering[value]
         return value

@@ -131,22 +131,19 @@ def _on_partials(item: FlatOp, states: Sequence[State]) -> Ran | Needs | None:
     Returns:
       None where it has none, or scatters rows into a partial operand.
     """
-    at = [i for i, s in enumerate(states) if isinstance(s, Partial)]
-    if not at:
+    partials = {i: s for i, s in enumerate(states) if isinstance(s, Partial)}
+    if not partials:
         return None
-    cuts = [i for i, s in enumerate(states) if isinstance(s, RowsState)]
-    partials = [s for s in states if isinstance(s, Partial)]
-    reducer, phase = partials[0].reducer, partials[0].phase
-    alike = all(s.reducer == reducer and s.phase == phase for s in partials)
-    what = {"sum": "a sum"}.get(reducer, f"a {reducer}") + " over the batch"
-    if cuts:
-        traits = item.op.traits
-        if at == [0] and traits.kind is OpKind.SCATTER and traits.reducer == reducer:
+    at, traits = tuple(partials), item.op.traits
+    reducer, phase = partials[at[0]].reducer, partials[at[0]].phase
+    what = f"a {reducer} over the batch"
+    if any(isinstance(s, RowsState) for s in states):
+        if at == (0,) and traits.kind is OpKind.SCATTER and traits.reducer == reducer:
             return None
-        return Needs(tuple(at), f"what it does to each row needs {what}")
-    if not alike:
-        return Needs(tuple(at), "it combines sums that are known one after the other")
-    for group in item.op.traits.commutes_in(len(states), reducer):
+        return Needs(at, f"what it does to each row needs {what}")
+    if len({(s.reducer, s.phase) for s in partials.values()}) > 1:
+        return Needs(at, "it combines sums that are known one after the other")
+    for group in traits.commutes_in(len(states), reducer):
         if not set(at) <= set(group):
             continue
         rest = [s for i, s in enumerate(states) if i not in at]
@@ -163,8 +160,8 @@ def _on_partials(item: FlatOp, states: Sequence[State]) -> Ran | Needs | None:
                     for i, s in enumerate(states)
                 )
                 return Ran(tuple(uses), (made,) * len(item.results))
-            return Needs(tuple(at), f"{what} meets what is known after it")
-    return Needs(tuple(at), f"it is not linear in {what}")
+            return Needs(at, f"{what} meets what is known after it")
+    return Needs(at, f"it is not linear in {what}")
 
 
 def _on_whole_batches(
@@ -245,13 +242,12 @@ def _at(item: FlatOp, states: Sequence[State], spot: FactorSpan) -> Ran | Needs:
       spot: position of the batch in the op's factors.
     """
     rule, phase = item.rule, max(s.phase for s in states)
-    uses: list[State] = []
-    for state, layout in zip(states, rule.operands, strict=True):
-        want = place(rule, layout, spot)
-        if want is None or isinstance(state, RowsState):
-            uses.append(state)
-        else:
-            uses.append(RowsState(want, is_own=is_own(state)))
+    uses: list[State] = [
+        state
+        if isinstance(state, RowsState) or (at := place(rule, layout, spot)) is None
+        else RowsState(at, is_own=is_own(state))
+        for state, layout in zip(states, rule.operands, strict=True)
+    ]
     reducer = rule.factors[spot.factor].reducer
     results: list[State] = []
     for layout in rule.results:
@@ -261,8 +257,8 @@ def _at(item: FlatOp, states: Sequence[State], spot: FactorSpan) -> Ran | Needs:
         elif reducer is not None:
             results.append(Partial(reducer, phase))
         else:
-            at = tuple(i for i, s in enumerate(states) if isinstance(s, RowsState))
-            return Needs(at, "it has a result without the batch")
+            cuts = tuple(i for i, s in enumerate(states) if isinstance(s, RowsState))
+            return Needs(cuts, "it has a result without the batch")
     if item.op.traits.kind is OpKind.SCATTER and isinstance(results[0], Partial):
         uses[0] = results[0]
     return Ran(tuple(uses), tuple(results))

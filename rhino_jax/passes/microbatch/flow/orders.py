@@ -43,6 +43,7 @@ from rhino_jax.passes.microbatch.flow.states import (
 from rhino_jax.rewrite.flat import FlatOp
 
 
+@dataclass(eq=False)
 class NeedsOrderOfAll(Exception):
     """An op needs rows that micro-batches sort in the order of the whole batch.
 
@@ -50,12 +51,10 @@ class NeedsOrderOfAll(Exception):
       keys: ids of the values by which they are sorted.
     """
 
-    def __init__(self, keys: frozenset[int]) -> None:
-        super().__init__(keys)
-        self.keys = keys
+    keys: frozenset[int]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Orders(Evaluation):
     """The sorts of a program that each micro-batch does by itself.
 
@@ -100,12 +99,11 @@ class Orders(Evaluation):
 
     def _sorted(self, item: FlatOp, states: Sequence[State]) -> Ran | None:
         """Return how rows of the batch are sorted, with their positions."""
-        if item.op.name != "sort" or item.eqn.params["num_keys"] != 1:
+        params = item.eqn.params
+        if item.op.name != "sort" or params["num_keys"] != 1 or not params["is_stable"]:
             return None
-        key, dim = states[0], item.eqn.params["dimension"]
+        key, dim = states[0], params["dimension"]
         if not isinstance(key, RowsState) or key.span.dim != dim or key.span.outer > 1:
-            return None
-        if not item.eqn.params["is_stable"]:
             return None
         root = self.root(item.operands[0])
         if root in self.of_all or self.flat.program.values[item.operands[0]].rank != 1:

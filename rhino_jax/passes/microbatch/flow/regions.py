@@ -11,7 +11,7 @@ of the body, or a user's own running sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.ir.axes import crossings
@@ -39,6 +39,7 @@ UNCHANGED = ""
 """Reducer of a carry that is not combined with anything."""
 
 
+@dataclass(eq=False)
 class NotAccumulated(Exception):
     """A carry is used otherwise than to accumulate.
 
@@ -46,9 +47,7 @@ class NotAccumulated(Exception):
       item: the op that uses it; None where no single op does.
     """
 
-    def __init__(self, item: FlatOp | None = None) -> None:
-        super().__init__()
-        self.item = item
+    item: FlatOp | None = None
 
 
 def reducers_of(
@@ -68,17 +67,14 @@ def reducers_of(
     """
     carries = call.carries(block.inputs)
     changed = {
-        v: _Carry(i, program) for i, v in enumerate(carries) if block.outputs[i] != v
+        v: (i, UNCHANGED) for i, v in enumerate(carries) if block.outputs[i] != v
     }  # An unchanged carry may be read by any op: it is the same for all rows.
-    tracked = _follow(block, dict(changed))
-    found = [tracked.get(v) for v in block.outputs]
-    is_own = all(
-        carry is None if v not in changed else carry is not None and carry.index == i
-        for i, (v, carry) in enumerate(zip(carries, found, strict=False))
-    )
-    if not is_own or any(c is not None for c in call.stacked(found)):
+    tracked = _Combining(program).follow(block, dict(changed))
+    found = [tracked.get(v, (None, UNCHANGED)) for v in block.outputs]
+    own = [changed.get(v, (None, UNCHANGED))[0] for v in carries]
+    if [i for i, _ in found] != [*own, *(None for _ in call.stacked(found))]:
         raise NotAccumulated
-    return tuple(UNCHANGED if c is None else c.reducer for c in found[: call.num_carry])
+    return tuple(reducer for _, reducer in found[: call.num_carry])
 
 
 def is_summed(block: FlatRegion, entering: int, leaving: int, program: Program) -> bool:
@@ -89,129 +85,115 @@ def is_summed(block: FlatRegion, entering: int, leaving: int, program: Program) 
       entering, leaving: ids of the carry, and of its next value.
       program: the program that ids refer to.
     """
+    combining = _Combining(program, may_scale=True)
     try:
-        tracked = _follow(block, {entering: _Carry(0, program, may_scale=True)})
+        tracked = combining.follow(block, {entering: (0, UNCHANGED)})
     except NotAccumulated:
         return False
     return tracked.keys() & block.outputs == {leaving}
 
 
+Combined = tuple[int, str]
+"""A carry, combined with other values: its position among the carries, the reducer."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Carry:
-    """A carry, combined with other values.
+class _Combining:
+    """A walk over a loop's body that follows carries, combined with other values.
 
     Attributes:
-      index: position among the carries.
       program: the program that ids refer to.
-      may_scale: whether linear ops may scale it, so that rows come in their order.
-      reducer: how it is combined.
+      may_scale: whether linear ops may scale a carry, so that rows come in their order.
     """
 
-    index: int
     program: Program
     may_scale: bool = False
-    reducer: str = UNCHANGED
 
-    def by(self, reducer: str, item: FlatOp) -> _Carry:
-        """Return the carry after one more combination by `reducer`.
+    def follow(
+        self, block: FlatRegion, tracked: dict[int, Combined]
+    ) -> dict[int, Combined]:
+        """Return the values of a region that are carries combined with others, by id.
 
+        Args:
+          block: the region.
+          tracked: those among its inputs; extended by this.
         Raises:
-          NotAccumulated: it was combined by another reducer before.
+          NotAccumulated: another op reads a carry.
         """
-        if self.reducer not in (UNCHANGED, reducer):
+        for item in block.ops:
+            at = {i: tracked[v] for i, v in enumerate(item.operands) if v in tracked}
+            if at:
+                made = (self._region if item.regions else self._plain)(item, at)
+                tracked |= {item.results[i]: carry for i, carry in made.items()}
+        return tracked
+
+    def _plain(
+        self, item: FlatOp, at: Mapping[int, Combined]
+    ) -> Mapping[int, Combined]:
+        """Return the results of an op that are accumulated carries, by position, given
+        those among its operands."""
+        traits, count = item.op.traits, len(item.operands)
+        values = self.program.values
+        dtypes = {values[v].dtype for v in (*item.operands, *item.results)}
+        if traits.kind is OpKind.CONVERSION and len(dtypes) == 1:
+            return at
+        if traits.kind is OpKind.IDENTITY and traits.moves:
+            if count == len(item.results):
+                return at
+        ways = traits.commutes_in(count)
+        if self.may_scale:
+            is_kept = traits.is_elementwise and any(at.keys() <= {*w} for w in ways)
+        elif len(at) == 1 and at.keys() <= {*traits.accumulates}:
+            return {0: _either([*at.values()], item, traits.reducer)}
+        else:
+            is_kept = traits.is_choice and tuple(at) in ways
+        if not is_kept:
             raise NotAccumulated(item)
-        return replace(self, reducer=reducer)
-
-
-def _follow(block: FlatRegion, tracked: dict[int, _Carry]) -> dict[int, _Carry]:
-    """Return the values of a region that are carries combined with others, by id.
-
-    Args:
-      block: the region.
-      tracked: those among its inputs; extended by this.
-    Raises:
-      NotAccumulated: another op reads a carry.
-    """
-    for item in block.ops:
-        at = {i: tracked[v] for i, v in enumerate(item.operands) if v in tracked}
-        if at:
-            results = _combined(item, at)
-            tracked |= {item.results[i]: c for i, c in results.items()}
-    return tracked
-
-
-def _combined(item: FlatOp, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
-    """Return the results of an op that are accumulated carries, by position.
-
-    Args:
-      item: the op.
-      at: those among its operands, by position.
-    """
-    traits, count = item.op.traits, len(item.operands)
-    if item.regions:
-        return _region(item, at)
-    first, *_ = at.values()
-    values = first.program.values
-    dtypes = {values[v].dtype for v in (*item.operands, *item.results)}
-    if traits.kind is OpKind.CONVERSION and len(dtypes) == 1:
-        return dict(at)
-    if traits.kind is OpKind.IDENTITY and traits.moves and count == len(item.results):
-        return dict(at)
-    if first.may_scale:
-        ways = traits.commutes_in(count) if traits.is_elementwise else ()
-        if any(at.keys() <= {*way} for way in ways):
-            return {0: _either([*at.values()], item)}
-        raise NotAccumulated(item)
-    if len(at) == 1 and at.keys() <= set(traits.accumulates):
-        (carry,) = at.values()
-        return {0: carry.by(traits.reducer, item)}
-    if traits.is_choice and tuple(at) in traits.commutes_in(count):
         return {0: _either([*at.values()], item)}
-    raise NotAccumulated(item)
+
+    def _region(
+        self, item: FlatOp, at: Mapping[int, Combined]
+    ) -> Mapping[int, Combined]:
+        """Return the results of an op with regions that are accumulated carries."""
+        kind, ends = item.call.kind, [*crossings(item.op)]
+        if kind is RegionKind.WHILE or (kind is RegionKind.COND and 0 in at):
+            raise NotAccumulated(item)
+        tracked = {
+            v: at[i] for e in ends for i in e.operands if i in at for v in e.entering
+        }
+        for block in item.regions:
+            self.follow(block, tracked)
+        found: dict[int, Combined] = {}
+        for end in ends:
+            entered = [at[i] for i in end.operands if i in at]
+            left = [tracked.get(item.regions[0].named(v)) for v in end.leaving]
+            made = [c for c in left if c is not None]
+            # Of a scan, carries alone, and as they enter.
+            is_other = item.is_scan and len(entered) != len(made)
+            if is_other or len(made) not in (0, len(left)):
+                raise NotAccumulated(item)
+            if made:
+                found[end.results[0]] = _either([*entered, *made], item)
+        return found
 
 
-def _either(carries: list[_Carry], item: FlatOp) -> _Carry:
-    """Merge a carry's alternatives at a conditional or select.
+def _either(carries: Collection[Combined], item: FlatOp, *reducers: str) -> Combined:
+    """Return the carry that all of these are, combined by further reducers.
 
     Raises:
       NotAccumulated: they are different carries, or combined by different reducers.
     """
-    found = carries[0]
-    for other in carries[1:]:
-        if other.index != found.index:
-            raise NotAccumulated(item)
-        if other.reducer != UNCHANGED:
-            found = found.by(other.reducer, item)
-    return found
-
-
-def _region(item: FlatOp, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
-    """Return the results of an op with regions that are accumulated carries."""
-    kind, ends = item.call.kind, [*crossings(item.op)]
-    if kind is RegionKind.WHILE or (kind is RegionKind.COND and 0 in at):
+    places = {place for place, _ in carries}
+    found = {*reducers, *(reducer for _, reducer in carries)} - {UNCHANGED}
+    if len(places) > 1 or len(found) > 1:
         raise NotAccumulated(item)
-    tracked = {
-        v: at[i] for e in ends for i in e.operands if i in at for v in e.entering
-    }
-    for block in item.regions:
-        _follow(block, tracked)
-    found: dict[int, _Carry] = {}
-    for end in ends:
-        entered = [at[i] for i in end.operands if i in at]
-        left = [tracked.get(item.regions[0].named(v)) for v in end.leaving]
-        made = [c for c in left if c is not None]
-        # Of a scan, carries alone, and as they enter.
-        is_other = item.is_scan and len(entered) != len(made)
-        if is_other or len(made) not in (0, len(left)):
-            raise NotAccumulated(item)
-        if made:
-            found[end.results[0]] = _either([*entered, *made], item)
-    return found
+    return places.pop(), next(iter(found), UNCHANGED)
 
 
 ROW_AFTER_ROW = "it carries something from row to row of the batch"
 
 
+@dataclass(eq=False)
 class Coupled(Exception):
     """An op inside a region needs a value of the whole batch.
 
@@ -221,9 +203,9 @@ class Coupled(Exception):
       values: ids of the values that it needs, where these are sums over the batch.
     """
 
-    def __init__(self, item: FlatOp, why: str, values: tuple[int, ...] = ()) -> None:
-        super().__init__(why)
-        self.item, self.why, self.values = item, why, values
+    item: FlatOp
+    why: str
+    values: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ batch are inputs that may hold it, and its size.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from rhino_jax.analysis.roles import data_inputs
 from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Program
-from rhino_jax.rewrite.flat import FlatOp, FlatProgram
+from rhino_jax.rewrite.flat import FlatProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,22 +184,6 @@ class DimPart:
     ops: frozenset[int]
     seeds: Mapping[int, Mapping[int, AxisSpan]]
 
-    def reads(self, item: FlatOp, states: list[State]) -> list[State]:
-        """Return the states in which an op reads its operands.
-
-        Args:
-          item: the op.
-          states: states of its operands in the program.
-        """
-        if item.op.id not in self.ops:
-            return [s if is_outside(s) else in_full(s) for s in states]
-        found = list(states)
-        for i, span in self.seeds.get(item.op.id, {}).items():
-            state = states[i]
-            if isinstance(state, WholeState) and is_outside(state):
-                found[i] = RowsState(span, phase=state.phase)
-        return found
-
 
 Inputs = dict[int, RowsState]
 """Value id of an input → position of the batch in it."""
@@ -221,13 +206,12 @@ def candidates(flat: FlatProgram, least: int = 2) -> list[tuple[int, Inputs]]:
     dims = data_inputs(program).items()
     data = {program.inputs[i].value: at for i, at in dims if at is not None}
     values = [program.values[value] for value in data]
-    found: dict[_Key, Inputs] = {}
-    of_class: dict[tuple[_Key, int | None], Inputs] = {}
+    found = defaultdict[_Key, Inputs](dict)
+    of_class = defaultdict[tuple[_Key, int | None], Inputs](dict)
     for value in values:
         dim, dim_class = data[value.id]
         key = _Key(value.shape[dim])
-        found.setdefault(key, {})[value.id] = key.state(dim)
-        of_class.setdefault((key, dim_class), {})[value.id] = key.state(dim)
+        found[key][value.id] = of_class[key, dim_class][value.id] = key.state(dim)
     seconds = {v.shape[min(v.rank - 1, 1)] for v in values}
     if len(seconds) == 1:  # time-major data: [time, batch, …] in all inputs
         key = _Key(seconds.pop(), dim=1)
@@ -252,7 +236,7 @@ def candidates(flat: FlatProgram, least: int = 2) -> list[tuple[int, Inputs]]:
                 _Key(made[0], 1 if is_mapped else 3, inner=made[1]),
                 _Key(made[1], 2, outer=made[0]),
             ):
-                found.setdefault(key, {})[value.id] = key.state()
+                found[key][value.id] = key.state()
     order = sorted(found, key=lambda k: (k.dim, k.rank, -len(found[k]), -k.rows))
     every = [(k.rows, found[k]) for k in order]
     every += [(k.rows, a) for (k, _), a in of_class.items() if len(a) < len(found[k])]
