@@ -90,8 +90,7 @@ def changes(table: Table, decided: Decided) -> bool:
 
 def is_recomputed(line: FlatOp) -> bool:
     """Whether an op was inlined from a region of `jax.checkpoint`."""
-    calls = (each.op.call for each in line.within)
-    return any(call is not None and call.is_remat for call in calls)
+    return any(each.call.is_remat for each in line.within)
 
 
 def loop(frame: Frame, k: int, line: FlatOp, read: Read) -> list[Any]:
@@ -107,31 +106,25 @@ def loop(frame: Frame, k: int, line: FlatOp, read: Read) -> list[Any]:
     """
     call, decided = line.call, frame.decided
     carries = [read(v) for v in call.carries(line.operands)]
-    left_out = decided.stacks.get(k, frozenset())
-    num_stacks = len(call.stacked(line.results))
     split = decided.split.get(k)
     if split is None:
-        carries, ys = steps(frame, k, read, carries, None)
-        rest = iter(ys)
-        kept = [None if s in left_out else next(rest) for s in range(num_stacks)]
-        return [*carries, *kept]
+        carries, stacks = steps(frame, k, read, carries, None)
+        return [*carries, *stacks]
     parts = LoopRange(0, 0, split), LoopRange(1, split, call.trip_count)
     found: dict[int, list[Any]] = {}
     is_reverse = line.eqn.params["reverse"]
     for part in parts[::-1] if is_reverse else parts:
         carries, found[part.number] = steps(frame, k, read, carries, part)
-    seconds = iter(found[1])
-    for s, first in enumerate(found[0]):
-        value = line.results[call.num_carry + s]
-        second = None if s in left_out else next(seconds)
-        frame.parts[value] = first, second
-    return [*carries, *[None] * num_stacks]
+    both = zip(found[0], found[1], strict=True)
+    frame.parts.update(zip(call.stacked(line.results), both, strict=True))
+    return [*carries, *[None] * len(found[0])]
 
 
 def steps(
     frame: Frame, k: int, read: Read, carries: list[Any], part: LoopRange | None
 ) -> tuple[list[Any], list[Any]]:
-    """Run a loop, or a range of its steps; return its carries and stacks.
+    """Run a loop, or a range of its steps; return its carries, and its stacks, None for
+    those that are dropped.
 
     The first range of a loop that is split stacks everything and recomputes nothing.
 
@@ -145,14 +138,14 @@ def steps(
     line, decided = frame.block.ops[k], frame.decided
     call = line.call
     is_first = part is not None and part.number == 0
-    pairs = () if is_first else decided.pairs.get(k, ())
-    left_out = frozenset() if is_first else decided.stacks.get(k, frozenset())
-    added = () if is_first else decided.added.get(k, ())
+    own = Decided(decided.halves) if is_first else decided
+    pairs, left_out = own.pairs.get(k, ()), own.stacks.get(k, frozenset())
+    added = own.added.get(k, ())
     gone = {position for pair in pairs for position in pair.dropped}
-    own = [p for p in range(call.first_slice, len(line.operands)) if p not in gone]
+    slots = [p for p in range(call.first_slice, len(line.operands)) if p not in gone]
     consts = [read(v) for v in call.consts(line.operands)]
     slices = SlicedStacks(part)
-    for p in own:
+    for p in slots:
         slices.add(*frame.stack(line.operands[p], part, read))
     hosted = decided.hosted_stacks
 
@@ -211,7 +204,7 @@ def steps(
         if hosted:
             xs = [from_host(x) if waits_on_host(x) else x for x in xs]
         inner.early.update(zip(inputs, [*consts, *carry], strict=False))
-        inner.early.update((inputs[p], x) for p, x in zip(own, xs, strict=False))
+        inner.early.update((inputs[p], x) for p, x in zip(slots, xs, strict=False))
         for pair, found in zip(pairs, needs, strict=True):
             have = {v: xs[x] if is_slice else x for v, (is_slice, x) in found.items()}
             bind(inner, pair, have)
@@ -226,9 +219,10 @@ def steps(
 
     length = None if part is None else part.stop - part.start
     carry, ys = scan_like(line.eqn, step, carries, slices.scanned(), length)
-    ys, news = ys[: len(ys) - len(added)], ys[len(ys) - len(added) :]
-    frame.stacks.update(((k, v), y) for v, y in zip(added, news, strict=True))
-    return list(carry), list(ys)
+    rest, count = iter(ys), len(call.stacked(line.results))
+    stacks = [None if s in left_out else next(rest) for s in range(count)]
+    frame.stacks.update(((k, v), y) for v, y in zip(added, rest, strict=True))
+    return list(carry), stacks
 
 
 def recomputed(closed_jaxpr: Any, program: Program, choice: str) -> Any:

@@ -46,26 +46,23 @@ class SlicedStacks:
 
     Attributes:
       part: range of the loop; None: the loop runs whole.
-      stacks: the stacks.
-      is_part: for each stack, whether it has only the slices of this range.
+      stacks: the stacks, and whether each has only the slices of this range.
     """
 
     part: LoopRange | None
-    stacks: list[Any] = field(default_factory=list)
-    is_part: list[bool] = field(default_factory=list)
+    stacks: list[tuple[Any, bool]] = field(default_factory=list)
 
     def add(self, stack: Any, is_part: bool) -> int:
         """Add a stack if it is new, and return its position."""
-        for i, other in enumerate(self.stacks):
+        for i, (other, _) in enumerate(self.stacks):
             if other is stack:
                 return i
-        self.stacks.append(stack)
-        self.is_part.append(is_part or self.part is None)
+        self.stacks.append((stack, is_part or self.part is None))
         return len(self.stacks) - 1
 
     def scanned(self) -> list[Any]:
         """Return the arrays that the loop scans over."""
-        found = [x for x, p in zip(self.stacks, self.is_part, strict=True) if p]
+        found = [x for x, is_part in self.stacks if is_part]
         if self.part is not None:
             count = self.part.stop - self.part.start
             numbers = lax.iota(jnp.int32, count) + jnp.int32(self.part.start)
@@ -74,13 +71,12 @@ class SlicedStacks:
 
     def at_step(self, scanned: Sequence[Any]) -> list[Any]:
         """Return the slices of a step, given the step's slices of `scanned`."""
-        number = scanned[-1] if self.part is not None else None
         rest = iter(scanned)
         return [
             next(rest)
             if is_part
-            else lax.dynamic_index_in_dim(stack, number, 0, keepdims=False)
-            for stack, is_part in zip(self.stacks, self.is_part, strict=True)
+            else lax.dynamic_index_in_dim(stack, scanned[-1], 0, keepdims=False)
+            for stack, is_part in self.stacks
         ]
 
 
@@ -168,11 +164,11 @@ class Frame:
 
     def outputs(self) -> list[Any]:
         """Return the arrays of the region's outputs."""
-        found = []
-        for v in self.block.outputs:
-            is_tied = v in self.late and not self.decided.halves.is_early(v)
-            found.append(self.late[v] if is_tied else self.read(v))
-        return found
+        is_early = self.decided.halves.is_early
+        return [
+            self.late[v] if v in self.late and not is_early(v) else self.read(v)
+            for v in self.block.outputs
+        ]
 
     def read(self, value: int) -> Any:
         """Return a value as its op produced it."""

@@ -15,6 +15,7 @@ from collections.abc import (
     Set,
 )
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from rhino_jax.ir.program import Program
@@ -71,7 +72,7 @@ def again(
       kept: ids of values that are saved; the region's inputs always are.
       first: value → position of the first op that reads it recomputed.
     """
-    dropped = frozenset(wanted)
+    dropped, first = frozenset(wanted), first or {}
 
     def maker(value: int) -> int | None:
         line = block.maker.get(value)
@@ -80,18 +81,8 @@ def again(
             return None
         return line
 
-    lines, _ = trace_back(dropped, maker, lambda line: block.ops[line].operands)
-    return _grouped(program, block, sorted(lines), kept, first or {})
-
-
-def _grouped(
-    program: Program,
-    block: FlatRegion,
-    lines: list[int],
-    kept: Collection[int],
-    first: Mapping[int, int],
-) -> Rerun:
-    chosen = set(lines)
+    chosen, _ = trace_back(dropped, maker, lambda line: block.ops[line].operands)
+    lines = sorted(chosen)
 
     def is_recomputed(v: int) -> bool:
         return v not in kept and block.maker.get(v) in chosen
@@ -99,15 +90,12 @@ def _grouped(
     def is_kept(v: int) -> bool:
         return not is_recomputed(v) and not program.values[v].is_literal
 
-    need: dict[int, int] = {}
+    need = dict.fromkeys(lines, _NEVER)
     for line in reversed(lines):
-        makes, reads = block.ops[line].results, block.ops[line].operands
-        mine = min([first[v] for v in makes if v in first], default=_NEVER)
-        need[line] = mine = min(mine, need.get(line, _NEVER))
-        for v in reads:
-            if is_recomputed(v):
-                maker = block.maker[v]
-                need[maker] = min(mine, need.get(maker, _NEVER))
+        op = block.ops[line]
+        need[line] = min([need[line], *(first[v] for v in op.results if v in first)])
+        for v in filter(is_recomputed, op.operands):
+            need[block.maker[v]] = min(need[block.maker[v]], need[line])
     group: dict[int, int] = {}
     inputs: dict[int, dict[int, None]] = {}
     now = start = -1
@@ -260,14 +248,14 @@ def _decide(flat: FlatProgram, block: FlatRegion, choice: RematChoice) -> Decide
     stacks = [s for s in all_stacks if s.value in dropped]
     stacked = {s.value for s in all_stacks}
     wanted = [v for v in halves.late_uses if v in dropped and v not in stacked]
-    kept = ({*halves.late_uses, *halves.bound} - set(wanted)) | explicit
+    kept = ({*halves.late_uses, *block.outputs} - set(wanted)) | explicit
     first = {v: uses[0] for v, uses in halves.late_uses.items()}
     remat = again(flat.program, block, wanted, kept, first)
     slots: dict[int, set[int]] = defaultdict(set)
     for stack in stacks:
         slots[stack.loop].add(stack.slot)
     pairs = _pairs(flat, block, stacks, explicit)
-    added = stacked_anew(block, (pair for of in pairs.values() for pair in of))
+    added = stacked_anew(block, pairs)
     sent = {block.named(v) for v in choice.offload} - dropped
     return Decided(
         halves,
@@ -326,21 +314,17 @@ def _pairs(
 
 def leaves(pair: LoopPair) -> tuple[int, ...]:
     """Return values of the forward body that the backward loop reads as saved."""
-    found: dict[int, None] = {}
-    for read in pair.again.inputs.values():
-        found.update(dict.fromkeys(read))
-    made = pair.again.values
-    found.update(dict.fromkeys(v for v in pair.dropped.values() if v not in made))
-    found.update(dict.fromkeys(pair.replaced.values()))
-    return tuple(found)
+    dropped = (v for v in pair.dropped.values() if v not in pair.again.values)
+    read = chain(*pair.again.inputs.values(), dropped, pair.replaced.values())
+    return tuple(dict.fromkeys(read))
 
 
 def stacked_anew(
-    block: FlatRegion, pairs: Iterable[LoopPair]
+    block: FlatRegion, pairs: Mapping[int, Iterable[LoopPair]]
 ) -> dict[int, tuple[int, ...]]:
     """Return forward loop → those of `leaves` that no operand or stack of it holds."""
     found: dict[int, dict[int, None]] = defaultdict(dict)
-    for pair in pairs:
+    for pair in chain(*pairs.values()):
         if pair.loop is None:
             continue
         forward = block.ops[pair.loop]

@@ -96,7 +96,7 @@ def _decide(flat: FlatProgram, numbers: ValueNumbers, block: FlatRegion) -> Deci
     loops = [k for k, line in enumerate(block.ops) if flat.can_change(line)]
     late, early = [k for k in loops if halves.is_late[k]], _early(numbers, halves)
     pairs = {k: _pairs(numbers, halves, loops, k, early) for k in late}
-    added = stacked_anew(block, (pair for of in pairs.values() for pair in of))
+    added = stacked_anew(block, pairs)
     return Decided(halves, pairs=pairs, added=added)
 
 
@@ -145,7 +145,7 @@ def _pairs(
     before = {number: v for number, v in early.items() if block.maker[v] < k}
     outside = _replaced(numbers, body, before)
     rest = dict(outside)
-    found: list[tuple[int | None, dict[int, int]]] = [(None, outside)]
+    found = [LoopPair(None, {}, NOTHING, outside)]
     for f in loops:
         forward = block.ops[f]
         if f >= k or halves.is_late[f] or forward.call.trip_count != length:
@@ -156,5 +156,5 @@ def _pairs(
         replaced = _replaced(numbers, body, have)
         replaced = {v: u for v, u in replaced.items() if v not in rest}
         rest |= replaced
-        found.append((f, replaced))
-    return tuple(LoopPair(f, {}, NOTHING, replaced) for f, replaced in found)
+        found.append(LoopPair(f, {}, NOTHING, replaced))
+    return tuple(found)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.passes.remat.choice import RematChoice
-from rhino_jax.passes.remat.late import Halves, ResidualStack, with_late
+from rhino_jax.passes.remat.late import Halves, ResidualStack
 from rhino_jax.passes.remat.rerun import again
 from rhino_jax.passes.staged.holding import may_wait
 from rhino_jax.passes.staged.remat import StagedRemat, in_ids_of_piece
@@ -129,7 +129,7 @@ class AskingTasks(ResidualReader):
         is_late = [
             not line.within or line.within[0].op.id not in early for line in lines
         ]
-        return with_late(self.flat.top, is_late)
+        return Halves(self.flat.top, is_late)
 
     def asked(self) -> RematQuestion:
         """Return the remat problem with residuals of all micro-batches in flight."""

@@ -50,9 +50,9 @@ def _of_block(
 ) -> Iterator[Saved]:
     program, halves = flat.program, halves_of(block)
     stacks = find_stacks(flat, halves)
-    saved = {*halves.late_uses, *halves.bound}
+    saved = {*halves.late_uses, *block.outputs}
     loops = {s.value for s in stacks}
-    for value in (v for v in halves.late_uses if v not in {*halves.bound, *loops}):
+    for value in (v for v in halves.late_uses if v not in {*block.outputs, *loops}):
         can_run = may_run_again(program, block.ops[block.maker[value]].op)
         count = _count(program, block, [value] if can_run else [], saved - {value})
         yield Saved(value, loop, None, program.values[value].bytes, count)

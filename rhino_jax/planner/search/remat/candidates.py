@@ -45,7 +45,7 @@ class ResidualReader:
         self.program: Program = self.model.graph.program
         self.flat = flatten(self.program)
         self.halves = self._halves()
-        self.bound = self.halves.bound
+        self.bound = frozenset(self.flat.top.outputs)
         self.block: FlatRegion = self.flat.top
         self.stacks = {s.value: s for s in find_stacks(self.flat, self.halves)}
         self.early_readers: dict[int, list[FlatOp]] = {}
