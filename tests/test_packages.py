@@ -58,7 +58,7 @@ CODE_TOKENS = {
     "ir": 12_400,
     "model": 25_300,
     "models": 17_300,
-    "passes": 102_700,
+    "passes": 101_000,
     "pipeline": 27_200,
     "plan": 18_900,
     "planner": 86_900,

@@ -109,17 +109,17 @@ def _pairs(program: Program, closed: Any, max_trips: int) -> Iterator[FlatOp]:
     def of_region(region: FlatRegion) -> Iterator[FlatOp]:
         loops = [each for each in region.ops if may_be(each)]
         maker = {v: each for each in loops for v in each.call.stacked(each.results)}
-        found: dict[int, FlatOp] = {}
-        for each in loops:
-            for value in each.call.sliced(each.operands):
-                if value in maker:
-                    found[maker[value].op.id] = maker[value]
-                    found[each.op.id] = each
-        yield from found.values()
+        found = dict.fromkeys(
+            loop
+            for each in loops
+            for value in each.call.sliced(each.operands)
+            if value in maker
+            for loop in (maker[value], each)
+        )
+        yield from found
         for each in region.ops:
-            if each.op.id not in found:
-                for inner in each.regions:
-                    yield from of_region(inner)
+            for inner in () if each in found else each.regions:
+                yield from of_region(inner)
 
     yield from of_region(flat.top)
 

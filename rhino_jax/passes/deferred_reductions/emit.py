@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -119,11 +120,11 @@ class DeferredEmitter:
 
     flat: FlatProgram
     groups: Sequence[DeferredGroup]
-    pieces: dict[int, tuple[int, ...]] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.pieces = {g: group.pieces for g, group in enumerate(self.groups)}
-        self.pieces[REDUCED] = ()
+    @cached_property
+    def pieces(self) -> Mapping[int, tuple[int, ...]]:
+        """Leading dims of a part, by its key."""
+        return {REDUCED: (), **{g: x.pieces for g, x in enumerate(self.groups)}}
 
     def group_of(self, op: int) -> int | None:
         """Return the first group in which an op's own sum is deferred."""
@@ -160,19 +161,19 @@ class DeferredEmitter:
     def op(
         self, item: FlatOp, operands: Sequence[UnreducedValue]
     ) -> list[UnreducedValue]:
-        found = None
+        made: list[Parts] | None = None
         if is_entered(item) and self.changes(item):
             made = (self.scan if item.is_scan else self.remat)(item, operands)
+        elif not item.regions and without_shardings(item.eqn.params) is not None:
+            g = self.group_of(item.op.id)
+            made = (
+                self.linear(item, operands)
+                if g is None
+                else [self.source(item, operands, g)]
+            )
+        if made is not None:
             pairs = zip(item.eqn.outvars, made, strict=True)
             return [UnreducedValue(var.aval, parts, item) for var, parts in pairs]
-        if not item.regions and without_shardings(item.eqn.params) is not None:
-            g = self.group_of(item.op.id)
-            if g is not None:
-                found = self.source(item, operands, g)
-            elif item.results:
-                found = self.linear(item, operands)
-        if found is not None:
-            return [UnreducedValue(item.eqn.outvars[0].aval, found, item)]
         is_zero = item.op.traits.keeps_zeros([v.is_zero for v in operands])
         results = bind_eqn(item.eqn, [v.whole for v in operands], item.eqn.params)
         return [
@@ -204,11 +205,14 @@ class DeferredEmitter:
         parts[g] = in_pieces(item, op.rule, arrays, group.made[op.id], group.pieces)
         return parts
 
-    def linear(self, item: FlatOp, operands: Sequence[UnreducedValue]) -> Parts | None:
+    def linear(
+        self, item: FlatOp, operands: Sequence[UnreducedValue]
+    ) -> list[Parts] | None:
         """Return the parts of the result of an op that is linear in unreduced operands;
         None where it has to run on reduced ones."""
-        wanted, traits = self.kept(item.results[0]), item.op.traits
         ways = linear_ways(self.flat.program, item.op)
+        wanted = self.kept(item.results[0]) if ways else set[int]()
+        traits = item.op.traits
         is_open = (w for w in ways if any(operands[i].groups & wanted for i in w))
         way = next(is_open, None)
         if way is None:
@@ -233,7 +237,7 @@ class DeferredEmitter:
             ]
             at = [0 if i in present else None for i in range(len(operands))]
             parts[g] = batched(item, arrays, [at] * len(self.pieces[g]))
-        return parts
+        return [parts]
 
     def remat(self, item: FlatOp, operands: Sequence[UnreducedValue]) -> list[Parts]:
         """Run a recomputed region on reduced values; its results may be unreduced."""
@@ -348,7 +352,7 @@ def in_pieces(
         for size, dim in zip(array.shape, layout, strict=True):
             own = cut.get(dim[0], []) if len(dim) == 1 else []
             sizes = [pieces[piece] for piece in own]
-            shape += [*sizes, size // int(np.prod(sizes, dtype=int))]
+            shape += [*sizes, size // math.prod(sizes)]
             mark += [*own, None]
         read.append(array if len(shape) == array.ndim else lax.reshape(array, shape))
         marks.append(mark)

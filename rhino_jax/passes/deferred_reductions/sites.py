@@ -364,15 +364,16 @@ def _sites_over(
 ) -> Iterator[Site]:
     """Yield the sites of one set of mesh axes, given how it divides the ops' sums."""
     reach = Reach(flat, ops, splits)
-    values, runs = reach.values, {op: count for op, (_, count) in ops.items()}
+    values = reach.values
     made = {flat.program.ops[op].results[0]: op for op in splits}
-    close = {v: prices.close(v, axes) for v in values}
+    # Seconds, and bytes, of all reductions of a value in a step.
+    costs = {v: [x * n for x in prices.close(v, axes)] for v, n in values.items()}
     linear = {result: item.op for _, result, item in reach.passed if item is not None}
-    held_s = {v: prices.held_s(op, axes) * runs[op.id] for v, op in linear.items()}
+    held_s = {v: prices.held_s(op, axes) * values[v] for v, op in linear.items()}
 
     opened = {v: 2 + i for i, v in enumerate(values)}
     read = {v: len(values) + node for v, node in opened.items()}
-    edges = [(opened[v], read[v], close[v][0] * n) for v, n in values.items()]
+    edges = [(opened[v], read[v], costs[v][0]) for v in values]
     edges += [(opened[v], 1, s) for v, s in held_s.items() if s > 0]
     edges += [(0, opened[v], math.inf) for v in made]
     edges += [(read[v], 1, math.inf) for v in reach.ended]
@@ -385,8 +386,8 @@ def _sites_over(
         summed = tuple(made[v] for v in group if v in made)
         closed = tuple(v for v in group if read[v] not in near)
         seconds, sent = (
-            sum(close[flat.program.ops[op].results[0]][i] * runs[op] for op in summed)
-            - sum(close[v][i] * values[v] for v in closed)
+            sum(costs[v][i] for v in group if v in made)
+            - sum(costs[v][i] for v in closed)
             for i in (0, 1)
         )
         seconds -= sum(held_s.get(v, 0.0) for v in group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,16 +89,8 @@ def _interleaved(closed: Any, ops: DimOrders, marks: Marks, stored: Stored) -> A
     """Retrace a program with some of its inputs in interleaved storage."""
     program = ops.program
     flat = flatten(program, closed, lambda op: False)
-    held: list[Dims] = [[] for _ in program.inputs]
-    for (slot, dim), blocks in sorted(stored.items()):
-        held[slot].append((dim, blocks))
+    held, dims = _dims_of(stored), _dims_of(marks).__getitem__
     env: dict[int, Any] = {}
-
-    def dims(value: int) -> Dims:
-        """Return the dims of a value that are interleaved, and how."""
-        every = range(program.values[value].rank)
-        found = ((d, marks.get(DimRef(value, d))) for d in every)
-        return [(d, blocks) for d, blocks in found if blocks is not None]
 
     def changes(region: FlatRegion) -> bool:
         """Whether any value inside of a region is interleaved."""
@@ -112,7 +105,7 @@ def _interleaved(closed: Any, ops: DimOrders, marks: Marks, stored: Stored) -> A
         order."""
         if value in env:
             return env[value]
-        return _taken(flat.consts[value], (), dims(value))
+        return _taken(flat.consts[value], [], dims(value))
 
     def block(region: FlatRegion, inputs: Sequence[Any]) -> list[Any]:
         """Run the ops of a region, and return its outputs."""
@@ -141,20 +134,22 @@ def _interleaved(closed: Any, ops: DimOrders, marks: Marks, stored: Stored) -> A
         return results
 
     def run(*arrays: Any) -> list[Any]:
-        inputs = [
-            _taken(x, own, dims(entry.value))
-            for x, entry, own in zip(arrays, program.inputs, held, strict=True)
-        ]
+        ends = enumerate(program.inputs)
+        inputs = [_taken(arrays[i], held[i], dims(end.value)) for i, end in ends]
         return [
-            _taken(
-                x,
-                dims(out.value),
-                held[out.state_of] if out.state_of is not None else (),
-            )
+            _taken(x, dims(out.value), held[out.state_of])
             for x, out in zip(block(flat.top, inputs), program.outputs, strict=True)
         ]
 
     return without_dead_code(retraced(closed, run))
+
+
+def _dims_of(orders: Stored | Marks) -> defaultdict[int | None, Dims]:
+    """Return the interleaved dims of every value, or position of an input."""
+    found = defaultdict[int | None, Dims](list)
+    for (at, dim), blocks in sorted(orders.items()):
+        found[at].append((dim, blocks))
+    return found
 
 
 def _positions(eqn: Any, orders: Dims) -> Any:
@@ -167,7 +162,7 @@ def _positions(eqn: Any, orders: Dims) -> Any:
     return lax.broadcast_in_dim(line, shape, (dim,))
 
 
-def _taken(x: Any, have: Dims | tuple[()], want: Dims | tuple[()]) -> Any:
+def _taken(x: Any, have: Dims, want: Dims) -> Any:
     """Convert an array from one storage order to another.
 
     Args:

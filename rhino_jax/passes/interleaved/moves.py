@@ -7,6 +7,7 @@ reshape of `(3 · h · k)` to `(3, h, k)` is one in each block, and interleaves 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -206,9 +207,7 @@ def regroup_of(op: Op, marks: Marks) -> Regroup | None:
             held = tuple(f for e in dims for f in other[e])
             if held != dim or len(other[dims[0]]) != 1 or len(dims) < 2:
                 continue
-            rest = 1
-            for f in other[dims[1]]:
-                rest *= sizes[f]
+            rest = math.prod(sizes[f] for f in other[dims[1]])
             if sizes[dim[0]] == len(blocks.parts) and rest % blocks.count == 0:
                 return Regroup(d, dims[0], dims[1], is_split)
     return None

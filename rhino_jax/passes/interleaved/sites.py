@@ -42,29 +42,16 @@ from rhino_jax.passes.interleaved.moves import (
     pieces_in_blocks,
     regroup_of,
 )
+from rhino_jax.passes.microbatch.flow.evaluated import RECOMPUTED_KINDS
 from rhino_jax.passes.program_pass import ChoiceLimits
 
 
-_FREE = frozenset(
-    {
-        OpKind.ELEMENTWISE,
-        OpKind.EXPONENTIAL,
-        OpKind.CONVERSION,
-        OpKind.IDENTITY,
-        OpKind.BROADCAST,
-        OpKind.MOVEMENT,
-        OpKind.CONTRACTION,
-        OpKind.REDUCTION,
-        OpKind.LOOKUP,
-        OpKind.SCATTER,
-        OpKind.UPDATE,
-    }
-)
-"""Kinds of ops that depend only on the values of elements along a parallel dim.
-Generators depend on their positions, kernels may, and convolutions group them."""
-
 _SUMS = frozenset({OpKind.CONTRACTION, OpKind.REDUCTION})
 """Kinds of ops that sum over dims."""
+
+_FREE = RECOMPUTED_KINDS | _SUMS | {OpKind.LOOKUP, OpKind.SCATTER, OpKind.UPDATE}
+"""Kinds of ops that depend only on the values of elements along a parallel dim.
+Generators depend on their positions, kernels may, and convolutions group them."""
 
 
 Link = Sequence[AxisEnd]
@@ -199,15 +186,10 @@ def handled(ops: DimOrders, op: Op, marks: Marks) -> tuple[Dims, Dims]:
     Returns:
       Dims of operands, and dims of results.
     """
-    operands: Dims = set()
-    results: Dims = set()
-    for link in ops.links(op):
-        if _major_of(link, marks) is not None:
-            for end in link:
-                if end.operand is not None:
-                    operands.add((end.operand, end.span.dim))
-                elif end.result is not None:
-                    results.add((end.result, end.span.dim))
+    links = (x for x in ops.links(op) if _major_of(x, marks) is not None)
+    ends = [end for link in links for end in link]
+    operands = {(e.operand, e.span.dim) for e in ends if e.operand is not None}
+    results = {(e.result, e.span.dim) for e in ends if e.result is not None}
     move = ops.move(op)
     if move is not None and pieces_in_blocks(move, marks) is not None:
         for found, values in ((operands, op.operands), (results, op.results)):
@@ -240,8 +222,12 @@ def split_inputs(closed: Any, program: Program, count: int) -> Stored:
         logical order.
     """
     ops = DimOrders.of(closed, program)
-    slots = {e.value: i for i, e in enumerate(program.inputs) if not e.is_const}
-    state = {o.state_of for o in program.outputs if o.state_of is not None}
+    state = {o.state_of for o in program.outputs} - {None}
+    slots = {
+        e.value: i
+        for i, e in enumerate(program.inputs)
+        if not e.is_const and (not state or i in state)
+    }
     found: dict[tuple[int, int], InterleavedOrder] = {}
     seen: set[DimRef] = set()
     for place, parts in _split_dims(ops):
@@ -254,8 +240,6 @@ def split_inputs(closed: Any, program: Program, count: int) -> Stored:
         held = {
             (slots[p.value], p.dim): b for p, b in marks.items() if p.value in slots
         }
-        if state:
-            held = {at: b for at, b in held.items() if at[0] in state}
         if held and not seen & marks.keys():
             seen |= marks.keys()
             found |= held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -53,13 +54,12 @@ def lengths_of(apart: Apart) -> list[int]:
     Data have their sequence in a dim that is not their batch: tokens and labels of that
     length, or text that has one more token, of which a step takes both.
     """
-    found: dict[int, int] = {}
+    found = Counter[int]()
     for _, aval, dims in data_of(apart):
         for k, d in enumerate(dims):
             # Tokens are integers; features come after the sequence.
             score = 2 * np.issubdtype(aval.dtype, np.integer) + (k == 0)
-            size = aval.shape[d]
-            found[size] = found.get(size, 0) + int(score)
+            found[aval.shape[d]] += int(score)
     best = sorted((s for s in found if s > 1), key=lambda s: (-found[s], -s))
     return [*dict.fromkeys([*best, *(s - 1 for s in best if s > 2)])]
 

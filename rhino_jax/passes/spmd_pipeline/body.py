@@ -133,6 +133,21 @@ class MicrobatchBody(StackedRegion):
         """Whether every stage accumulates the values of its own layers."""
         return found.part in self.stacks and found.part in self.varies
 
+    def sums_at(self, level: int, *, is_stacked: bool) -> list[int]:
+        """Return the carries that accumulate values available after so many scans.
+
+        Args:
+          level: the number of scans.
+          is_stacked: whether of a stage's own layers, or of whole values.
+        """
+        return [
+            k
+            for k, s in enumerate(self.sums)
+            if s.part is not None
+            and self.is_stacked_sum(s) == is_stacked
+            and level == (self.levels[s.part] if s.part in self.varies else 0)
+        ]
+
     @property
     def in_sums(self) -> set[int]:
         """Positions of the ops that accumulate outputs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -87,17 +87,11 @@ class StageRun(StageValues):
     def _rows(self, level: int) -> None:
         body, region = self.body, self.body.region
         todo = body.at(EquationPhase.ROWS, level)
-        # Sums of whole values, and how many scans come before them.
-        at = {
-            k: body.levels[s.part] if s.part in body.varies else 0
-            for k, s in enumerate(body.sums)
-            if s.part is not None and not body.is_stacked_sum(s)
-        }
-        sums = [k for k in at if at[k] == level]
+        sums = body.sums_at(level, is_stacked=False)
         parts = [p for k in sums if (p := body.sums[k].part) is not None]
         made, read = region.made_by(todo), region.read_by(todo) | set(parts)
         enter = sorted((read - made) & body.varies)
-        leave = sorted(v for v in made if self._is_read_elsewhere(v, todo))
+        leave = self._read_elsewhere(todo)
         if not (leave or sums):
             return
         xs = [self._own_rows(v) for v in enter]
@@ -132,8 +126,10 @@ class StageRun(StageValues):
                     x = COMBINE[how](given, self.axis.together(x, how))
             self.sums[k] = x
 
-    def _is_read_elsewhere(self, value: int, here: Iterable[int]) -> bool:
-        return bool(self._readers.get(value, set()) - set(here))
+    def _read_elsewhere(self, ops: Sequence[int]) -> list[int]:
+        """Return the results of some ops that are read by others."""
+        made = self.body.region.made_by(ops)
+        return sorted(v for v in made if self._readers.get(v, set()).difference(ops))
 
     # Scans over layers: a micro-batch on every tick.
 
@@ -143,13 +139,9 @@ class StageRun(StageValues):
         is_reversed = bool(each.eqn.params["reverse"])
         here = (at, *body.at(EquationPhase.TAIL, number + 1))
         carried = each.results[: each.call.num_carry]
-        sums = [
-            k
-            for k, s in enumerate(body.sums)
-            if body.is_stacked_sum(s) and body.levels[s.part or 0] == number + 1
-        ]
+        sums = body.sums_at(number + 1, is_stacked=True)
         made = body.region.made_by(here)
-        leave = sorted(v for v in made if self._is_read_elsewhere(v, here))
+        leave = self._read_elsewhere(here)
         whole = each.operands[: each.call.first_slice]
         for v in body.region.read_by(here) - made:
             # Gathered before the scan, if it is read whole in it.
@@ -278,12 +270,8 @@ class StageRun(StageValues):
 
 def _readers(body: MicrobatchBody) -> dict[int, set[int]]:
     """Return value → ops that read it; -1: an output, or a sum elsewhere."""
-    found: dict[int, set[int]] = {}
-    steps = body.in_sums
-    for i, values in enumerate(body.region.reads):
-        for v in values:
-            if i not in steps:
-                found.setdefault(v, set()).add(i)
+    readers, steps = body.region.readers.items(), body.in_sums
+    found = {v: {*at} - steps for v, at in readers}
     for left in body.loop.call.stacked(body.region.outputs):
         found.setdefault(left, set()).add(-1)
     for s in body.sums:

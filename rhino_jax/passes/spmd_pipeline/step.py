@@ -137,13 +137,11 @@ class LoopedStep(StackedRegion):
 
     def shapes(self, stages: int) -> list[tuple[int, ...]]:
         """Return the shapes of inputs, then constants, on one stage."""
-        found = []
-        for v in self.region.inputs:
-            shape = tuple(self.region.avals[v].shape)
-            if v in self.stacks:
-                shape = (shape[0] // stages, *shape[1:])
-            found.append(shape)
-        return found
+        shapes = ((v, tuple(self.region.avals[v].shape)) for v in self.region.inputs)
+        return [
+            (shape[0] // stages, *shape[1:]) if v in self.stacks else shape
+            for v, shape in shapes
+        ]
 
 
 def step_of(flat: FlatProgram, body: MicrobatchBody) -> LoopedStep:
@@ -200,7 +198,9 @@ def results_on_stage(
       arrays: its inputs on this stage.
     """
     region, body = step.region, step.body
-    values = StageValues(axis, step, dict(zip(region.inputs, arrays, strict=True)))
+    env = dict(zip(region.inputs, arrays, strict=True))
+    env |= {v: region.result(v, {}) for v in region.consts.keys() & region.outputs}
+    values = StageValues(axis, step, env)
 
     def as_part(value: int) -> Any:
         """Return this stage's part of a value that is sharded by layers."""
@@ -228,16 +228,13 @@ def results_on_stage(
         left = each.call.num_carry
         return [*made[:left], *map(axis.whole, made[left:])]
 
-    def left(value: int, is_part: bool) -> Any:
-        if value in region.consts:
-            x = region.result(value, {})
-            return values.part(x) if is_part else x
-        return as_part(value) if is_part else values.read(value, False)
-
     for each in region.ops:
         made = looped(each) if each is body.loop else run(each)
         values.env.update(zip(each.results, made, strict=True))
-    return [*map(left, region.outputs, step.results)]
+    return [
+        as_part(v) if is_part else values.read(v, False)
+        for v, is_part in zip(region.outputs, step.results, strict=True)
+    ]
 
 
 AXIS = "stage"

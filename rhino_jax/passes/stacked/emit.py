@@ -53,7 +53,8 @@ def find_sites(closed: Any, program: Program) -> list[StackSite]:
         if rows is None or not taken.isdisjoint(i for row in rows for i in row):
             continue
         site = StackSite(found.region, rows)
-        grown = [site, *(site := _smallest(found, site, taken, way) for way in _WAYS)]
+        ways = _before, _after
+        grown = [site, *(site := _smallest(found, site, taken, way) for way in ways)]
         for each in reversed(grown):
             # The ops of the first copy stand for all: it reads no value in two roles.
             inputs = each.inputs()
@@ -69,7 +70,7 @@ def _smallest(
     found: Stackable,
     site: StackSite,
     taken: set[int],
-    grow: Callable[[Stackable, StackSite, set[int]], StackSite | None],
+    rows: Callable[[Stackable, StackSite], Iterable[Row]],
 ) -> StackSite:
     """Return the site grown to where the fewest bytes enter and leave it, and of equal
     ones the largest.
@@ -78,14 +79,17 @@ def _smallest(
       found: the program's ops.
       site: the site.
       taken: positions of ops in other sites.
-      grow: returns a site with another row of ops; None: there is none.
+      rows: returns rows of ops next to a site; the first that can be joined is.
     """
     best, least = site, site.bytes()
-    while (grown := grow(found, site, taken)) is not None:
-        site = grown
+    while True:
+        grown = (_joined(found, site, row, taken) for row in rows(found, site))
+        larger = next((each for each in grown if each is not None), None)
+        if larger is None:
+            return best
+        site = larger
         if (now := site.bytes()) <= least:
             best, least = site, now
-    return best
 
 
 def _joined(
@@ -107,8 +111,8 @@ def _joined(
     return None if rows is None else replace(site, rows=rows)
 
 
-def _before(found: Stackable, site: StackSite, taken: set[int]) -> StackSite | None:
-    """Return a site with the last row of ops whose results it alone reads."""
+def _before(found: Stackable, site: StackSite) -> Iterator[Row]:
+    """Yield rows of ops whose results a site alone reads, the last first."""
     region, own = found.region, site.ops
 
     def is_alone(value: int) -> bool:
@@ -118,33 +122,19 @@ def _before(found: Stackable, site: StackSite, taken: set[int]) -> StackSite | N
     makers = {tuple(region.maker.get(v, -1) for v in row) for row in site.inputs()}
     for row in sorted(makers, reverse=True):
         if -1 not in row and all(map(is_alone, region.made_by(row))):
-            if (grown := _joined(found, site, row, taken)) is not None:
-                return grown
-    return None
+            yield row
 
 
-def _after(found: Stackable, site: StackSite, taken: set[int]) -> StackSite | None:
-    """Return a site with the first row of ops that read its results, and of which no
-    copy depends on another one's."""
-    for row in sorted(_readers(found, site)):
-        if (grown := _joined(found, site, row, taken)) is not None:
-            return grown
-    return None
-
-
-def _readers(found: Stackable, site: StackSite) -> Iterator[Row]:
-    """Yield rows of ops outside of a site that read its results."""
-    own = site.ops
+def _after(found: Stackable, site: StackSite) -> list[Row]:
+    """Return rows of ops that read a site's results, in order."""
+    own, rows = site.ops, list[Row]()
     for values in site.outputs():
         readers = [
             [i for i in found.region.readers.get(v, ()) if i not in own] for v in values
         ]
         if len({*map(len, readers)}) == 1:
-            yield from zip(*readers, strict=True)
-
-
-_WAYS = (_before, _after)
-"""Ways to grow a site, one after the other."""
+            rows += zip(*readers, strict=True)
+    return sorted(rows)
 
 
 MAX_PADDING = 2

@@ -76,12 +76,13 @@ class After:
         homes = _homes(region, {**known, **left}, ties)
         rounds: dict[int, int] = {}
         for reads, makes in zip(region.reads, region.makes, strict=True):
-            home, found = homes.get(makes[0]), 0
-            for v in reads:
-                if v in region.maker or v in left:
-                    is_far = homes.get(v) not in (None, home)
-                    found = max(found, rounds.get(v, 0) + is_far)
-            rounds.update(dict.fromkeys(makes, found))
+            near = None, homes.get(makes[0])
+            waits = (
+                rounds.get(v, 0) + (homes.get(v) not in near)
+                for v in reads
+                if v in region.maker or v in left
+            )
+            rounds.update(dict.fromkeys(makes, max(waits, default=0)))
         after = cls(region, homes, rounds)
         seen: set[tuple[int, int]] = set()
         queue = [(after.home(v), v) for v in region.outputs]
@@ -151,15 +152,13 @@ def _follow(
     region: FlatRegion, i: int, homes: dict[int, int | None], own: Mapping[int, int]
 ) -> None:
     reads, makes = region.reads[i], region.makes[i]
-    heavy = [v for v in reads if not _is_light(region, v)]
-    known = [homes[v] for v in (*makes, *heavy) if homes.get(v) is not None]
-    if known or heavy or not all(_is_light(region, v) for v in makes):
-        if not known:
-            return
+    weighed = *makes, *(v for v in reads if not _is_light(region, v))
+    known = [homes[v] for v in weighed if homes.get(v) is not None]
+    if known:
         home = Counter(known).most_common(1)[0][0]
-        for v in (*makes, *heavy):
+        for v in weighed:
             homes.setdefault(v, home)
-    elif all(v in homes for v in reads):
+    elif all(_is_light(region, v) for v in weighed) and homes.keys() >= {*reads}:
         # The scale of clipping, a scalar from elsewhere, must not decide where a bias
         # is.
         most = max((own.get(v, 0) for v in reads), default=0)

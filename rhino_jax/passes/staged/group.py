@@ -66,19 +66,14 @@ def group_program(step: StagedStep, group: int, before: Program) -> GroupProgram
         return [env[key] for key in results]
 
     closed, tags = _untagged(traced_on(run, [step.types[key] for key in arguments]))
-    place = {key: i for i, key in enumerate(arguments)}
     outputs = {
         o[1]: end
         for o, end in zip(step.outputs, before.outputs, strict=True)
         if isinstance(o, tuple)
     }
-    state = {key: end.state_of for key, end in outputs.items()}
-    state_of = [
-        None
-        if (tied := state.get(key)) is None
-        else place.get(ValueKey(ValueKind.INPUT, tied))
-        for key in results
-    ]
+    place: dict[int | None, int] = {
+        key.number: i for i, key in enumerate(arguments) if key.kind is ValueKind.INPUT
+    }
     program = import_jaxpr(
         closed,
         name=f"{before.name}, group {group}",
@@ -95,7 +90,10 @@ def group_program(step: StagedStep, group: int, before: Program) -> GroupProgram
         output_paths=[
             outputs[key].path if key in outputs else key.label for key in results
         ],
-        state_of=state_of,
+        state_of=[
+            place.get(outputs[key].state_of) if key in outputs else None
+            for key in results
+        ],
         while_trips=before.while_trips,
     )
     # Calls are compiled alone, and those of micro-batches run for each.

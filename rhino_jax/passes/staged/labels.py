@@ -134,22 +134,26 @@ class Labels:
         pairs = zip(self.region.makes, self.of, strict=True)
         return {v: at for made, at in pairs if at is not None for v in made}
 
+    def _made(self, label: int) -> set[int]:
+        """Return the values that a label computes."""
+        return {v for v, at in self.made_at.items() if at == label}
+
     @cached_property
     def waited_for(self) -> tuple[frozenset[int], frozenset[int]]:
         """Ops, and values, of whole backward passes that other labels need."""
         region, made = self.region, self.made_at
-        wanted: dict[int, set[int]] = {}
-        for reads, label in zip(region.reads, self.of, strict=True):
-            for v in reads:
-                if label is not None and made.get(v, label) != label:
-                    wanted.setdefault(made[v], set()).add(v)
-        ops: set[int] = set()
-        values: set[int] = set()
+        wanted = {
+            v
+            for reads, label in zip(region.reads, self.of, strict=True)
+            for v in reads
+            if label is not None and made.get(v, label) != label
+        }
+        ops, values = set[int](), set[int]()
         for label in range(self.chunks, 2 * self.chunks):
-            known = {v for v, at in made.items() if at != label}
-            mine, _ = region.needed(wanted.get(label, ()), known)
+            own = self._made(label)
+            mine, _ = region.needed(wanted & own, made.keys() - own)
             ops |= {i for i in mine if self.of[i] == label}
-            values |= wanted.get(label, set()) | region.read_by(mine)
+            values |= (wanted & own) | region.read_by(mine)
         return frozenset(ops), frozenset(values)
 
     @cached_property
@@ -193,7 +197,7 @@ class Labels:
         known = set(self.made_at)
         if self.turn(label) == 0:
             return known
-        own = {v for v, at in self.made_at.items() if at == self.chunk(label)}
+        own = self._made(self.chunk(label))
         if self.chunk(label) in self.recomputed:
             return known - own
         if own.isdisjoint(self.remat):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -71,14 +72,13 @@ def layers_of(program: Program, data: Collection[int] = ()) -> tuple[Layers, ...
             if factor.kind in (FactorKind.PARALLEL, FactorKind.REDUCE):
                 found = [e for e in ends_of(op, f) if e.span.is_plain]
                 unite((e.value, e.span.dim) for e in found)
-    slots: dict[int, set[int]] = {}
+    slots, loops = defaultdict[int, set[int]](set), defaultdict[int, list[int]](list)
     for i, entry in enumerate(program.inputs):
         shape = program.values[entry.value].shape
         if shape and entry.value not in data:
-            slots.setdefault(set_of(entry.value), set()).add(i)
-    loops: dict[int, list[int]] = {}
+            slots[set_of(entry.value)].add(i)
     for scan, stack in scans:
-        loops.setdefault(set_of(stack), []).append(scan)
+        loops[set_of(stack)].append(scan)
     ordered = sorted((min(slots[of]), of) for of in loops.keys() & slots.keys())
     before = _before(top, set_of, [of for _, of in ordered])
     return tuple(

@@ -15,11 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import Any
 
 import jax
 
 from rhino_jax._compat import (
+    bind_eqn,
     jaxpr_consts,
     open_jaxpr,
     untagged,
@@ -28,10 +31,11 @@ from rhino_jax._compat import (
 from rhino_jax.frontend.regions import REMATS
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.microbatch.cut import LoopCrossing
+from rhino_jax.passes.region_walk import run_region
 from rhino_jax.passes.split_scan import scan_body, scan_in_two
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.labels import Labels
-from rhino_jax.rewrite.flat import FlatRegion
+from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 from rhino_jax.rewrite.retraced import traced_on
 
 
@@ -43,32 +47,33 @@ def apart_loops(apart: Apart, labels: Labels) -> Apart:
       labels: of its micro-batches, with backward passes whole.
     """
     region, waited_for = labels.region, labels.waited_for[1]
-    loops: dict[int, Callable[..., list[Any]]] = {}
-    for i, (makes, label) in enumerate(zip(region.makes, labels.of, strict=True)):
-        wanted = [k for k, v in enumerate(makes) if v in waited_for]
+    loops: dict[FlatOp, Callable[[Sequence[Any]], list[Any]]] = {}
+    for each, label in zip(region.ops, labels.of, strict=True):
+        wanted = [k for k, v in enumerate(each.results) if v in waited_for]
         is_back = label is not None and labels.turn(label) == 1
-        if is_back and wanted and region.ops[i].is_scan:
+        if is_back and wanted and each.is_scan:
             # Recomputation in a layer under `jax.checkpoint` runs in the first scan
             # alone: the second reads what it needs of it from stacks.
             body = scan_body(
-                region.ops[i].eqn,
+                each.eqn,
                 lambda eqn: eqn.primitive.name in ("jit", "pjit", *REMATS),
             )
-            run_both, second = scan_in_two(region.ops[i], body, wanted)
+            run_both, second = scan_in_two(each, body, wanted)
             if any(body.ops[k].op.traits.is_contraction for k in second):
-                loops[i] = run_both
+                loops[each] = run_both
     if not loops:
         return apart
 
     def run(*arrays: Any) -> list[Any]:
-        env = dict(zip(region.inputs, arrays, strict=True))
-        for i, each in enumerate(region.ops):
-            if i not in loops:
-                region.run([i], env)
-                continue
-            with each.context():
-                results = loops[i](region.arguments(i, env))
-            env.update(zip(each.results, results, strict=True))
+        env = dict[int, Any]()
+
+        def op(each: FlatOp) -> list[Any]:
+            operands = [region.read(v, env) for v in each.operands]
+            if each in loops:
+                return loops[each](operands)
+            return bind_eqn(each.eqn, operands, each.eqn.params)
+
+        run_region(region, arrays, env, op)
         return [region.result(v, env) for v in region.outputs]
 
     types = [region.avals[v] for v in region.inputs]
@@ -198,12 +203,7 @@ def _once(apart: Apart, terms: Sequence[range]) -> Any:
 
     def run(*arrays: Any) -> list[Any]:
         left = arrays[count:]
-        whole = []
-        for places in terms:
-            total = left[places[0]]
-            for p in places[1:]:
-                total = total + left[p]
-            whole.append(total)
+        whole = [reduce(add, left[of.start : of.stop]) for of in terms]
         return jax.core.eval_jaxpr(opened, consts, *arrays[:count], *whole)
 
     types = [v.aval for v in inputs]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from rhino_jax.passes.staged.after import After
@@ -67,7 +67,8 @@ class ValueNames:
         """Number of inputs of the step."""
         return len(self.once.inputs) - len(self.apart.leaving)
 
-    def _given(self, key: ValueKey, aval: Any) -> ValueKey:
+    def _key(self, kind: ValueKind, number: int, aval: Any) -> ValueKey:
+        key = ValueKey(kind, number)
         self.types.setdefault(key, aval)
         return key
 
@@ -77,7 +78,7 @@ class ValueNames:
         if at is None:
             return self.made_after(value)
         if at < self.inputs:
-            return self._given(ValueKey(ValueKind.INPUT, at), self.once.avals[value])
+            return self._key(ValueKind.INPUT, at, self.once.avals[value])
         return self.left(at - self.inputs)
 
     def as_read(self, value: int, x: Any) -> Any:
@@ -92,25 +93,23 @@ class ValueNames:
         value, count = self.once.outputs[position], len(self.apart.entering)
         if position < count and value in self.once.place:
             return self.given(value)
-        key = ValueKey(ValueKind.ENTERING, position)
+        aval = self.once.avals[value]
         if position >= count:
-            key = ValueKey(ValueKind.COUPLED, position - count)
-        return self._given(key, self.once.avals[value])
+            return self._key(ValueKind.COUPLED, position - count, aval)
+        return self._key(ValueKind.ENTERING, position, aval)
 
     def inside(self, value: int) -> ValueKey:
         """Return the key of a value that a micro-batch reads or computes, by its id."""
         at, aval = self.piece.place.get(value), self.piece.avals[value]
         if at is None:
-            return self._given(ValueKey(ValueKind.INSIDE, value), aval)
+            return self._key(ValueKind.INSIDE, value, aval)
         if at == 0:
-            return self._given(ValueKey(ValueKind.PIECE), aval)
+            return self._key(ValueKind.PIECE, 0, aval)
         return self.entering(at - 1)
 
     def left(self, position: int) -> ValueKey:
         """Return the key of an accumulated output of all micro-batches."""
-        return self._given(
-            ValueKey(ValueKind.SUM, position), self.apart.sum_type(position)
-        )
+        return self._key(ValueKind.SUM, position, self.apart.sum_type(position))
 
     def is_left(self, value: int) -> bool:
         """Whether a value outside of the loop is an accumulated output."""
@@ -118,7 +117,7 @@ class ValueNames:
 
     def made_after(self, value: int) -> ValueKey:
         """Return the key of a value computed, or output converted, after the loop."""
-        return self._given(ValueKey(ValueKind.AFTER, value), self.once.avals[value])
+        return self._key(ValueKind.AFTER, value, self.once.avals[value])
 
     def result(self, value: int) -> ValueKey:
         """Return the key of a result of the step."""
@@ -255,16 +254,16 @@ def staged(
     asked = sides_of(apart)
     if is_split:
         apart = with_split_loops(apart, stages, group_of)
+    labels_of = partial(
+        Labels.at,
+        stages=stages,
+        group_of=group_of,
+        is_split=is_split,
+        recomputed=remat.chunks,
+    )
     while True:
         sides = sides_of(apart)  # with the same forward ops, in the same order
-        labels = Labels.at(
-            sides,
-            stages,
-            group_of,
-            is_split=is_split,
-            recomputed=remat.chunks,
-            at=apart.at,
-        )
+        labels = labels_of(sides, at=apart.at)
         parted = apart_sums(apart, labels)
         if parted is None:
             break
@@ -272,15 +271,7 @@ def staged(
     sent = offloaded(sides, remat, asked)
     if remat.values:
         sides, again, saved = applied(sides, apart, remat.choice, asked)
-        labels = Labels.at(
-            sides,
-            stages,
-            group_of,
-            is_split=is_split,
-            recomputed=remat.chunks,
-            remat=again,
-            saved=saved,
-        )
+        labels = labels_of(sides, remat=again, saved=saved)
     return _step(apart, labels, sent, together)
 
 
@@ -422,12 +413,13 @@ def _after(
         region.inputs[names.inputs + k]: labels.group(at)
         for k, at in enumerate(labels.left_at)
     }
-    users: dict[int, set[int]] = {}
-    for label, reads in enumerate(labels.reads):
-        for v in reads & labels.sides.parameters:
-            for i in apart.sources[place[v] - 1] - apart.data:
-                users.setdefault(i, set()).add(labels.group(label))
-    at = {i: min(of) for i, of in users.items()}
+    users = {
+        (i, labels.group(label))
+        for label, reads in enumerate(labels.reads)
+        for v in reads & labels.sides.parameters
+        for i in apart.sources[place[v] - 1] - apart.data
+    }
+    at = dict(sorted(users, reverse=True))  # the first submesh of each input
     for slots in together:
         if read := [at[i] for i in slots if i in at]:
             at = {**dict.fromkeys(slots, min(read)), **at}
@@ -444,15 +436,16 @@ def _homes(
     tasks: Iterable[Iterable[StagedTask]], names: ValueNames, after: After
 ) -> tuple[tuple[int, ...], frozenset[tuple[int, int]]]:
     """Return the submesh of every input, and (input, submesh) of other readers."""
-    users: dict[int, set[int]] = {}
-    for group, mine in enumerate(tasks):
-        for key in (k for task in mine for k in task.reads):
-            if key.kind is ValueKind.INPUT:
-                users.setdefault(key.number, set()).add(group)
-    home = []
-    for i, value in enumerate(names.after.inputs[: names.inputs]):
-        wanted = after.homes.get(value)
-        home.append(min(users.get(i, {0})) if wanted is None else wanted)
-    return tuple(home), frozenset(
-        (i, g) for i, groups in users.items() for g in groups if g != home[i]
+    users = {
+        (key.number, group)
+        for group, mine in enumerate(tasks)
+        for task in mine
+        for key in task.reads
+        if key.kind is ValueKind.INPUT
+    }
+    first = dict(sorted(users, reverse=True))
+    home = tuple(
+        first.get(i, 0) if (wanted := after.homes.get(value)) is None else wanted
+        for i, value in enumerate(names.after.inputs[: names.inputs])
     )
+    return home, frozenset((i, group) for i, group in users if group != home[i])
