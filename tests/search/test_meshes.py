@@ -44,10 +44,10 @@ def test_three_axes_are_left_out_of_large_programs_and_that_is_said(
     assert "the program is large: 1." in note
 
 
-@pytest.mark.parametrize(("limit_s", "count"), [(1.0, 2), (100.0, 3)])
+@pytest.mark.parametrize(("limit_s", "count"), [(20.0, 2), (2000.0, 3)])
 def test_a_time_limit_says_how_long_more_axes_may_take(
     limit_s: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "LIMITS", replace(LIMITS, another_axis_s=5e-5))
+    monkeypatch.setattr(compare, "LIMITS", replace(LIMITS, another_axis_s=1e-3))
     plan = planned("wide-resnet-tiny", None, TARGET, level="fast", time_limit_s=limit_s)
     assert {len(shape) for shape, _ in plan.meshes} == set(range(1, count + 1))
