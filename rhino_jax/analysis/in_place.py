@@ -15,25 +15,11 @@ Source: openxla/xla, xla/service/copy_insertion.cc; seen in HLO of h100 and v5e,
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
 from rhino_jax.analysis.uses import looks_up
 
 
 _OWNING = (NodeKind.OP, NodeKind.CARRY, NodeKind.STACK, NodeKind.JOIN)
-
-
-class InPlace(NamedTuple):
-    """An update in place.
-
-    Attributes:
-      updates: position of the updates among the operands of the op.
-      result: id of the port of its result.
-    """
-
-    updates: int
-    result: int
 
 
 def update_in_place(
@@ -43,7 +29,7 @@ def update_in_place(
     filled: frozenset[int],
     *,
     copies_returned: bool = False,
-) -> dict[int, InPlace]:
+) -> dict[int, int]:
     """Find the updates in place, and let each buffer live as long as what is written
     there.
 
@@ -55,14 +41,14 @@ def update_in_place(
       copies_returned: whether a branch that returns an array as it is copies it.
 
     Returns:
-      Node id → the update.
+      Id of the update's node → id of the port of its result.
     """
-    found: dict[int, InPlace] = {}
+    found: dict[int, int] = {}
     taken: dict[int, int | None] = {}  # port → join of the branches that write there
     for node in reversed(graph.run_order):
         if node.kind is not NodeKind.OP or node.op is None:
             continue
-        if (at := node.op.traits.updates) is None:
+        if node.op.traits.updates is None:
             continue
         for edge in [e for e in graph.incoming[node.id] if e.operand == 0]:
             sources, result = sources_of(graph, edge), node.ports[0].id
@@ -79,7 +65,7 @@ def update_in_place(
             returned = None if copies_returned else join
             if not _is_read_behind(graph, edge, sources, returned):
                 taken[held.id] = join
-                found[node.id] = InPlace(at, result)
+                found[node.id] = result
                 for port in sources:
                     read[port.id] = max(read[port.id], read[result])
     return found

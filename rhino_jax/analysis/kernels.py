@@ -208,8 +208,7 @@ def _read(
     group = np.where(columns.is_fused, fusions, own)
     home, is_after = materialised.epilogue_of, materialised.epilogue_of != NOWHERE
     group[is_after] = own[home[is_after]]
-    copied = copied_ports(graph)[columns.source]
-    port = np.where(copied == NOWHERE, columns.source, copied)
+    port = copied_ports(graph)[columns.source]
     maker, reader = columns.maker[port], columns.target
     is_of_matmul = materialised.matmul_of != NOWHERE
     is_computed = columns.is_fusible[maker] & ~in_memory[port]
@@ -281,7 +280,7 @@ def _find_epilogues(graph: Graph, materialised: Materialised) -> dict[int, Epilo
     own, computing, reducing = dict[int, set[int]](), set[int](), set[int]()
     for port, edge in zip(read_ports(graph).tolist(), graph.edges, strict=True):
         home = of[edge.target]
-        behind = [p if copied[p] == NOWHERE else copied[p] for p in sources[port]]
+        behind = [copied[p] for p in sources[port]]
         if graph.nodes[edge.target].hosts_fusion:
             own.setdefault(edge.target, set()).update(behind)
         elif home not in (NOWHERE, maker[port], of[maker[port]]):

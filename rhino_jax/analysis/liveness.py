@@ -12,7 +12,6 @@ from rhino_jax.analysis.convolutions import find_zero_taps
 from rhino_jax.analysis.fusing import Fusing
 from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
 from rhino_jax.analysis.in_place import (
-    InPlace,
     enters_loop,
     is_writable,
     returns_to_buffer,
@@ -55,8 +54,8 @@ class Liveness:
       kernels: the memory reads and the launches of its kernels.
       zero_taps: [nodes], products of a convolution with its zeros over those that
         count, see `find_zero_taps`.
-      in_place: updates that are written into the buffer of their operand, see
-        `update_in_place`.
+      in_place: id of the node of an update that is written into the buffer of its
+        operand → id of the port of its result, see `update_in_place`.
       slack: which collectives something waits for.
       copies: converted copies of the stacks that loops scan over, and copies of
         arguments that are results as they are.
@@ -78,7 +77,7 @@ class Liveness:
     stacked: frozenset[int]
     kernels: Kernels
     zero_taps: list[float]
-    in_place: Mapping[int, InPlace]
+    in_place: Mapping[int, int]
     slack: Slack
     copies: tuple[WholeCopy, ...]
     masked: tuple[Masked, ...]
@@ -97,7 +96,7 @@ class Liveness:
         are live, and for how long. Nor are those that are written into a stack, or into
         the buffer of another value, or that are in the host's memory."""
         elsewhere, stored = self.handed | self.stacked, enumerate(self.is_materialised)
-        elsewhere |= {update.result for update in self.in_place.values()}
+        elsewhere |= {*self.in_place.values()}
         elsewhere |= self.on_host
         return [is_it and port not in elsewhere for port, is_it in stored]
 
@@ -205,8 +204,7 @@ def _read_until(
         if edges:
             # Donated arguments and carries are updated in place, hardly any other
             # value.
-            holder = port if copied[port] == NOWHERE else copied[port]
-            owned = nodes[graph.ports[holder].node].kind is not NodeKind.OP
+            owned = nodes[graph.ports[copied[port]].node].kind is not NodeKind.OP
             until = -1
             for edge in edges:
                 target = nodes[edge.target]
@@ -443,7 +441,7 @@ def _end(graph: Graph, port: Port, last: int) -> int:
 
 
 def _copies_until(
-    graph: Graph, read: list[int], in_place: Mapping[int, InPlace]
+    graph: Graph, read: list[int], in_place: Mapping[int, int]
 ) -> list[int]:
     """Return [edges], until when a resharded copy is live.
 
@@ -461,7 +459,7 @@ def _copies_until(
     until[columns.maker[copies]] = np.array(read)[copies]
     until = np.maximum(columns.read, until[columns.target])
     written = np.zeros(len(graph.nodes), dtype=np.int64)
-    for node, update in in_place.items():
-        written[node] = read[update.result]
+    for node, result in in_place.items():
+        written[node] = read[result]
     is_array = columns.operand == 0
     return np.maximum(until, written[columns.target] * is_array).tolist()

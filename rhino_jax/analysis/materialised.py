@@ -406,8 +406,7 @@ class _MaterialisedFinder:
         least = self._size_of(feeds[0]) / OBSERVED.recompute_share
         homes, makers = list[int](), list[int]()
         for port in self._sources_of(feeds):
-            behind = int(self.copied[port])
-            port = port if behind == NOWHERE else behind
+            port = int(self.copied[port])
             maker = nodes[self.graph.ports[port].node]
             home = maker.id if maker.is_matmul else self.after.get(maker.id, NOWHERE)
             is_home = home != NOWHERE and self._size_of(port) >= least

@@ -40,7 +40,7 @@ import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.kernels import Kernels
-from rhino_jax.analysis.uses import NOWHERE, copied_ports
+from rhino_jax.analysis.uses import copied_ports
 from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.utils.union_find import united
 
@@ -234,8 +234,7 @@ def _first_ports(graph: Graph, stacked: AbstractSet[int]) -> np.ndarray:
     """Return [ports], the first port of the buffer of each."""
     copied, a, b = copied_ports(graph), list[int](), list[int]()
     for edge in graph.edges:
-        node, port = graph.nodes[edge.target], edge.source.id
-        port = port if copied[port] == NOWHERE else int(copied[port])
+        node, port = graph.nodes[edge.target], int(copied[edge.source.id])
         is_next = node.kind is NodeKind.CARRY and edge.time == graph.loop_end[node.id]
         is_read = node.kind in (NodeKind.SLICE, NodeKind.CONST)
         if is_next or is_read or (node.kind is NodeKind.STACK and port in stacked):
@@ -306,9 +305,8 @@ def _sources(
         reads, at = kernels.reads[node.id], list[tuple[int, int]]()
         of = {e.operand: e.source.id for e in graph.incoming[node.id]} if reads else {}
         for k, i in enumerate(reads):
-            port = of[i] if copied[of[i]] == NOWHERE else copied[of[i]]
-            if (through := kernels.through.get((node.id, i))) is not None:
-                port = through.port
+            through = kernels.through.get((node.id, i))
+            port = copied[of[i]] if through is None else through.port
             is_again = i in reads[:k]
             at.append((port, last[port] if is_again else node.time))
         if (epilogue := kernels.epilogues.get(node.id)) is not None:

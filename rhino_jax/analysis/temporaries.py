@@ -11,7 +11,7 @@ from itertools import pairwise
 from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
 from rhino_jax.analysis.in_place import is_writable, sources_of
 from rhino_jax.analysis.matmul_depth import long_row, reduces_columns
-from rhino_jax.analysis.uses import NOWHERE, copied_ports
+from rhino_jax.analysis.uses import copied_ports
 from rhino_jax.ir.program import item_bytes
 from rhino_jax.ir.traits import OpKind
 
@@ -146,7 +146,7 @@ def find_padded(graph: Graph, zero_taps: list[float]) -> list[list[Node]]:
       graph: the program.
       zero_taps: [nodes], see `find_zero_taps`.
     """
-    copied = copied_ports(graph)
+    copied = copied_ports(graph).tolist()
     found: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         if node.op is None:
@@ -157,8 +157,7 @@ def find_padded(graph: Graph, zero_taps: list[float]) -> list[list[Node]]:
             continue
         for edge in graph.incoming[node.id]:
             if edge.operand == 0:
-                port = edge.source.id
-                found[port if copied[port] == NOWHERE else copied[port]].append(node)
+                found[copied[edge.source.id]].append(node)
     return [sorted(nodes, key=lambda n: n.time) for nodes in found.values()]
 
 

@@ -272,7 +272,7 @@ class Readers:
         is_passed = columns.is_copy | is_view
         is_own = ~is_passed[columns.target] & ~is_view[columns.maker[columns.source]]
         behind = copied_ports(graph)[columns.source]
-        is_behind = (behind != NOWHERE) & ~is_passed[columns.target]
+        is_behind = (behind != columns.source) & ~is_passed[columns.target]
         port = np.concatenate([columns.source[is_own], behind[is_behind]])
         node = np.concatenate([columns.target[is_own], columns.target[is_behind]])
         order = np.argsort(port, kind="stable")
@@ -299,18 +299,16 @@ class Readers:
 
 def copied_ports(graph: Graph) -> np.ndarray:
     """Return [ports], for the port of a shared copy or of a view, the port that it
-    copies, looking through further ones; NOWHERE for all others."""
+    copies, looking through further ones; itself for all others."""
     columns = graph.columns
     of_node = np.full(len(graph.nodes), NOWHERE)
     is_copied = (columns.is_copy | are_views(graph))[columns.target]
-    copies, sources = columns.target[is_copied], columns.source[is_copied]
-    while len(copies):
-        of_node[copies] = sources
-        behind = of_node[columns.maker[sources]]
-        if (behind == NOWHERE).all():
-            break
-        sources = np.where(behind == NOWHERE, sources, behind)
-    return of_node[columns.maker]
+    of_node[columns.target[is_copied]] = columns.source[is_copied]
+    behind = of_node[columns.maker]
+    found = np.where(behind == NOWHERE, np.arange(len(behind)), behind)
+    while ((further := found[found]) != found).any():
+        found = further
+    return found
 
 
 def read_ports(graph: Graph) -> np.ndarray:

@@ -330,8 +330,7 @@ class OptionBuilder:
         kernels, found = self.liveness.kernels, draft.strategies
         traffic = self._traffic.of(node, draft.ports, len(found))
         is_partial = np.array([s.made != s.results for s in found])
-        update = self.liveness.in_place.get(node.id)
-        traffic += self._traffic.updating(node, draft.ports, update, is_partial)
+        traffic += self._traffic.updating(node, draft.ports, is_partial)
         if kernels.reads[node.id]:
             traffic *= moves(op, found, self.mesh.sizes)
         traffic += shift_bytes(

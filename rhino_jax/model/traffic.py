@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node
-from rhino_jax.analysis.in_place import InPlace, is_into_zeros
+from rhino_jax.analysis.in_place import is_into_zeros
 from rhino_jax.analysis.kernels import Epilogue
 from rhino_jax.analysis.liveness import Liveness
 from rhino_jax.analysis.on_chip import is_kept
@@ -184,7 +184,7 @@ class KernelTraffic:
         return np.where(is_kept(shards, shares), streamed / rate, 1)
 
     def updating(
-        self, node: Node, ports: Ports, update: InPlace | None, is_partial: np.ndarray
+        self, node: Node, ports: Ports, is_partial: np.ndarray
     ) -> np.ndarray | float:
         """Return [strategies], the bytes that an update moves in addition to what it
         reads and to its whole result.
@@ -195,14 +195,14 @@ class KernelTraffic:
         Args:
           node: the update, or any other op.
           ports: the specs under its strategies.
-          update: the update, where it is in place.
           is_partial: [strategies], whether the result is to be summed.
         """
         op, values = node.op, self.graph.program.values
         assert op is not None
+        is_in_place = node.id in self.liveness.in_place
         held, at, traits = self.sizes.held_bytes, op.traits.updates, op.traits
         is_scatter = traits.kind is OpKind.SCATTER
-        if at is None or not (is_scatter or update):
+        if at is None or not (is_scatter or is_in_place):
             return 0.0
         whole = held(ports.made[0], values[op.results[0]])
         part = held(ports.ins[at], values[op.operands[at]])
@@ -213,7 +213,7 @@ class KernelTraffic:
         copied = part + changed if is_read else np.maximum(part - whole, 0.0)
         if is_read and is_into_zeros(self.graph, node):
             return less  # zeros that another kernel wrote
-        return copied if update is None else np.where(is_partial, copied, less)
+        return np.where(is_partial, copied, less) if is_in_place else copied
 
     def vector_ops(self, op: Op, ports: Ports, own: np.ndarray) -> np.ndarray:
         """Return [strategies], the operations on vector units, with those of the
