@@ -182,21 +182,13 @@ def dims_off_lanes(graph: Graph, dim_classes: DimClasses) -> dict[int, tuple[int
             parts |= {(names[f], rule.factors[f].size) for f in factors}
             joined |= {(names[f], size) for f, size in merged}
         if node.op.traits.kind is OpKind.CONVOLUTION:
-            image = graph.program.values[node.op.operands[0]].shape
-            made = graph.program.values[node.op.results[0]].shape
-            for image_dims, shape, off in (
-                (
-                    dim_classes.operands(node, 0),
-                    image,
-                    window_dims(rule.operands[0], rule),
-                ),
-                (
-                    dim_classes.results(node, 0),
-                    made,
-                    window_dims(rule.results[0], rule),
-                ),
+            read, made = dim_classes.operands(node, 0), dim_classes.results(node, 0)
+            for dims, value, layout in (
+                (read, node.op.operands[0], rule.operands[0]),
+                (made, node.op.results[0], rule.results[0]),
             ):
-                windows |= {(image_dims[d], shape[d]) for d in off}
+                shape = graph.program.values[value].shape
+                windows |= {(dims[d], shape[d]) for d in window_dims(layout, rule)}
     windows -= joined
     if not parts | windows:
         return {}

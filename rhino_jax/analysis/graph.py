@@ -10,7 +10,6 @@ constraint that a loop imposes.
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -54,6 +53,7 @@ class Node:
       is_fused: whether it is fusible, or an op that fusible producers fuse into.
       is_matmul: whether it is a contraction, which runs on the matrix unit.
       hosts_fusion: as in `Traits`.
+      op_kind: the kind of its op, also of a loop or branch; None: it has no op.
     """
 
     id: int
@@ -68,6 +68,10 @@ class Node:
     is_fused: bool
     is_matmul: bool
     hosts_fusion: bool
+
+    @property
+    def op_kind(self) -> OpKind | None:
+        return None if self.op is None else self.op.traits.kind
 
 
 @dataclass(slots=True, eq=False)
@@ -164,29 +168,50 @@ class Columns:
         ports: Sequence[Port],
         edges: Sequence[Edge],
     ) -> Columns:
-        is_copy = np.array([n.kind is NodeKind.COPY for n in nodes], dtype=bool)
+        kinds = NodeKind.OP, NodeKind.COPY, NodeKind.STACK
+        is_op, is_copy, is_stack = _columns(
+            [[n.kind is kind for kind in kinds] for n in nodes], 3, bool
+        )
+        is_fusible, is_fused, hosts_fusion = _columns(
+            [(n.is_fusible, n.is_fused, n.hosts_fusion) for n in nodes], 3, bool
+        )
+        maker, result = _columns([(p.node, p.result) for p in ports], 2)
+        source, target, operand, value, count, read = _columns(
+            [
+                (e.source.id, e.target, e.operand, e.value, e.count, e.time)
+                for e in edges
+            ],
+            6,
+        )
         time = np.array([n.time for n in nodes], dtype=np.int64)
         place = np.empty(len(nodes), dtype=np.int64)
         # A shared copy has the time of its first reader, and runs before it.
         place[np.lexsort((~is_copy, time))] = np.arange(len(nodes))
         return cls(
-            np.array([n.kind is NodeKind.OP for n in nodes], dtype=bool),
+            is_op,
             is_copy,
-            np.array([n.kind is NodeKind.STACK for n in nodes], dtype=bool),
-            np.array([n.is_fusible for n in nodes], dtype=bool),
-            np.array([n.is_fused for n in nodes], dtype=bool),
-            np.array([n.hosts_fusion for n in nodes], dtype=bool),
+            is_stack,
+            is_fusible,
+            is_fused,
+            hosts_fusion,
             time,
             place,
-            np.array([p.node for p in ports], dtype=np.int64),
-            np.array([p.result for p in ports], dtype=np.int64),
-            np.array([e.source.id for e in edges], dtype=np.int64),
-            np.array([e.target for e in edges], dtype=np.int64),
-            np.array([e.operand for e in edges], dtype=np.int64),
-            np.array([e.value for e in edges], dtype=np.int64),
-            np.array([e.count for e in edges], dtype=np.int64),
-            np.array([e.time for e in edges], dtype=np.int64),
+            maker,
+            result,
+            source,
+            target,
+            operand,
+            value,
+            count,
+            read,
         )
+
+
+def _columns(
+    rows: Sequence[Sequence[int]], width: int, dtype: type = np.int64
+) -> np.ndarray:
+    """Return [width, rows], the columns of a table, each one contiguous."""
+    return np.array(rows, dtype).reshape(-1, width).T.copy()
 
 
 @dataclass(slots=True)
@@ -206,6 +231,7 @@ class Graph:
       alone: node id → number, from 1 on, of the separately compiled program that it is
         in.
       end: time after the last op.
+      loops: times when loops start and end, outer before inner ones.
       output_ports: [outputs], the port that holds each, or None.
       scalars: what the scalars wait for that ops compute of several other ones: their
         time, and sources as in `scalar_reads`.
@@ -246,12 +272,12 @@ class Graph:
     readers: list[Sequence[Edge]] = field(default_factory=list)
     incoming: list[list[Edge]] = field(default_factory=list)
     outgoing: list[list[Edge]] = field(default_factory=list)
+    loops: list[tuple[int, int]] = field(default_factory=list)
     columns: Columns = field(init=False)
 
-    @property
-    def loops(self) -> list[tuple[int, int]]:
-        """Times when loops start and end, outer before inner ones."""
-        return sorted({(self.loop_start[n], self.loop_end[n]) for n in self.loop_end})
+    def loops_around(self, time: int) -> list[tuple[int, int]]:
+        """Return the entries of `loops` that a time is in."""
+        return [loop for loop in self.loops if loop[0] < time < loop[1]]
 
     def value_id(self, port: int) -> int:
         """Return the id of the value that a port holds."""
@@ -270,13 +296,9 @@ class Graph:
         table, values = self.held.get(scatter.operands[0]), self.program.values
         if self.fuses_scatters or table is None:
             return self.fuses_scatters
-        op = self.nodes[table.node].op
-        is_zeros = op is not None and op.traits.kind is OpKind.BROADCAST
-        made, added = (
-            math.prod(values[v].shape)
-            for v in (scatter.results[0], scatter.operands[-1])
-        )
-        return is_zeros and made < added
+        is_zeros = self.nodes[table.node].op_kind is OpKind.BROADCAST
+        made, added = values[scatter.results[0]], values[scatter.operands[-1]]
+        return is_zeros and made.size < added.size
 
     def add(
         self,
@@ -346,6 +368,8 @@ class Graph:
         order = np.argsort(self.columns.place).tolist()
         self.run_order = tuple([self.nodes[n] for n in order])
         self._order_scalars(order)
+        ends = self.loop_end.items()
+        self.loops = sorted({(self.loop_start[n], end) for n, end in ends})
         self.incoming = [[] for _ in self.nodes]
         self.outgoing = [[] for _ in self.nodes]
         for edge in self.edges:

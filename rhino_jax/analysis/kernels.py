@@ -161,9 +161,8 @@ def _left_exponentials(graph: Graph) -> Iterator[int]:
     XLA:GPU of jax 0.10.2 writes, sums and divides them in a kernel each)."""
     for p in graph.crossing:
         node = graph.nodes[graph.ports[p].node]
-        kind = None if node.op is None else node.op.traits.kind
         behind = (graph.nodes[e.target] for e in graph.readers[p])
-        if kind is OpKind.EXPONENTIAL and any(map(sums, behind)):
+        if node.op_kind is OpKind.EXPONENTIAL and any(map(sums, behind)):
             yield p
 
 
@@ -289,10 +288,10 @@ def _find_epilogues(graph: Graph, materialised: Materialised) -> dict[int, Epilo
     for node in np.flatnonzero(materialised.epilogue_of != NOWHERE).tolist():
         stored = (p.id for p in graph.nodes[node].ports if materialised.ports[p.id])
         writes.setdefault(of[node], []).extend(stored)
-        op = graph.nodes[node].op
-        if op is None or op.traits.kind not in (OpKind.MOVEMENT, OpKind.CONVERSION):
+        moving = OpKind.MOVEMENT, OpKind.CONVERSION
+        if graph.nodes[node].op_kind not in moving:
             computing.add(of[node])
-        if op is not None and op.traits.kind is OpKind.REDUCTION:
+        if graph.nodes[node].op_kind is OpKind.REDUCTION:
             reducing.add(of[node])
     found = dict[int, Epilogue]()
     for home, written in writes.items():
@@ -334,7 +333,7 @@ def _computed(graph: Graph, port: int, materialised: Materialised) -> Through:
     own, read = graph.value(port), dict[int, int]()
     for source in sorted(materialised.sources[port]):
         value = graph.value(source)
-        part = math.prod(own.shape) * item_bytes(value.dtype)
+        part = own.size * item_bytes(value.dtype)
         read[source] = min(value.bytes, part)
     largest = max(read, key=read.__getitem__, default=port)
     return Through(largest, sum(read.values()) / max(1, own.bytes))
@@ -344,7 +343,7 @@ def _converted(graph: Graph, port: int, materialised: Materialised) -> Through |
     """Return what is read of a value that a matmul's fusion stores in two types: its
     readers convert the one that the product has. None for all others."""
     node = graph.nodes[graph.ports[port].node]
-    if node.op is None or node.op.traits.kind is not OpKind.CONVERSION:
+    if node.op_kind is not OpKind.CONVERSION:
         return None
     (edge,) = graph.incoming[node.id]
     if not materialised.ports[edge.source.id]:
@@ -368,13 +367,13 @@ def _find_widened(
         for port in node.ports:
             made = values[op.results[port.result]]
             if in_memory[port.id] and item_bytes(made.dtype) >= item_bytes("float32"):
-                stored[kernel] = max(stored.get(kernel, 0), math.prod(made.shape))
+                stored[kernel] = max(stored.get(kernel, 0), made.size)
         if op.traits.kind not in _WIDENED:
             continue
         operand = 0 if op.traits.kind is OpKind.REDUCTION else NOWHERE
         value = values[(op.results if operand == NOWHERE else op.operands)[operand]]
         rank = _WIDENED.index(op.traits.kind)
-        found = rank, math.prod(value.shape), node.id, operand
+        found = rank, value.size, node.id, operand
         widest[kernel] = max(widest.get(kernel, found), found)
     return {
         node: operand
@@ -396,12 +395,9 @@ def _takes_part(graph: Graph, node: Node) -> bool:
     """Whether a node takes a part of its first operand: a slice, or a look-up, which
     may take less on each device than a table that is replicated."""
     op, values = node.op, graph.program.values
-    if node.kind is not NodeKind.OP or op is None:
-        return False
-    if op.traits.kind is not OpKind.MOVEMENT:
+    if op is None or node.op_kind is not OpKind.MOVEMENT:
         return looks_up(node)
-    read, made = (math.prod(values[v].shape) for v in (op.operands[0], op.results[0]))
-    return made < read
+    return values[node.value].size < values[op.operands[0]].size
 
 
 def _find_vector_ops(
@@ -445,9 +441,9 @@ def _needed(graph: Graph, in_memory: np.ndarray) -> np.ndarray:
     for node in reversed(graph.run_order):
         if not node.is_fusible or in_memory[node.ports[0].id]:
             continue
-        share, size = 0.0, math.prod(values[node.value].shape)
+        share, size = 0.0, values[node.value].size
         for reader in (graph.nodes[e.target] for e in graph.outgoing[node.id]):
-            part = math.prod(values[reader.value].shape) / max(1, size)
+            part = values[reader.value].size / max(1, size)
             share += needed[reader.id] * (part if _takes_part(graph, reader) else 1.0)
         needed[node.id] = min(1.0, share)
     return needed

@@ -385,17 +385,18 @@ def find_late(graph: Graph, slack: Slack) -> dict[int, int]:
     Returns:
       Node id → time, for matmuls that run later than their position in the program.
     """
-    loops = graph.loops
     needed, found = _needed_at(graph), dict[int, int]()
     for node in graph.nodes:
         if not node.is_matmul or slack.nodes[node.id] < Wait.LATER:
             continue
-        around = [end for start, end in loops if start < node.time < end]
+        around = graph.loops_around(node.time)
         if around:
-            found[node.id] = min(around)
+            found[node.id] = min(end for _, end in around)
             continue
         needs = needed[node.id]
-        behind = [end for start, end in loops if node.time < start and end <= needs]
+        behind = [
+            end for start, end in graph.loops if node.time < start and end <= needs
+        ]
         if behind:
             found[node.id] = max(behind)
     return found

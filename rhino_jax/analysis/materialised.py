@@ -42,7 +42,7 @@ moves it out of a scan's body), is sunk into the loop by some compilers
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -134,7 +134,6 @@ def find_materialised(
 _NONE: frozenset[int] = frozenset()
 
 
-@dataclass(slots=True, eq=False)
 class _MaterialisedFinder:
     """The state of the decisions, which are taken port by port in program order.
 
@@ -162,33 +161,14 @@ class _MaterialisedFinder:
       copied: see `copied_ports`.
     """
 
-    graph: Graph
-    depth: MatmulDepth
-    fusing: Fusing
-    readers: Readers = field(init=False)
-    copied: np.ndarray = field(init=False)
-    feeds: list[list[int]] = field(init=False)
-    before: dict[int, int] = field(init=False)
-    after: dict[int, int] = field(default_factory=dict)
-    summing: dict[int, int] = field(default_factory=dict)
-    materialised: list[bool] = field(init=False)
-    sources: list[frozenset[int]] = field(init=False)
-    dear: set[int] = field(default_factory=set)
-    unsettled: dict[int, int] = field(default_factory=dict)
-    handed: set[int] = field(default_factory=set)
-    stacked: set[int] = field(default_factory=set)
-    scores: set[int] = field(init=False)
-    reading: PortReads = field(init=False)
-    looks_up: np.ndarray = field(init=False)
-    short: frozenset[int] = field(init=False)
-    filled: frozenset[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        graph = self.graph
-        self.readers = Readers.of(graph)
-        self.copied = copied_ports(graph)
-        self.feeds = [[] for _ in graph.nodes]
-        with_matmuls = self.fusing.with_matmuls
+    def __init__(self, graph: Graph, depth: MatmulDepth, fusing: Fusing) -> None:
+        self.graph, self.depth, self.fusing = graph, depth, fusing
+        self.readers, self.copied = Readers.of(graph), copied_ports(graph)
+        self.feeds: list[list[int]] = [[] for _ in graph.nodes]
+        self.after, self.summing = dict[int, int](), dict[int, int]()
+        self.dear, self.unsettled = set[int](), dict[int, int]()
+        self.handed, self.stacked = set[int](), set[int]()
+        with_matmuls, by_bytes = fusing.with_matmuls, fusing.by_bytes
         selects = find_selects(graph) if with_matmuls else _NONE
         onto = find_scattered_onto(graph)
         onto = {k: node for k, node in onto.items() if node not in selects}
@@ -197,15 +177,14 @@ class _MaterialisedFinder:
                 self.feeds[edge.target].append(port)
         self.materialised = [False] * len(graph.ports)
         self.sources = [frozenset((p,)) for p in range(len(graph.ports))]
-        by_bytes = self.fusing.by_bytes
         self.looks_up = np.array(
             [by_bytes and looks_up(n) for n in graph.nodes], dtype=bool
         )
         self.short = selects | (find_short_sums(graph) if by_bytes else _NONE)
         self.filled = find_filled(graph, onto.values())
-        self.before = self._find_before() if with_matmuls else {}
-        self.scores = set()
+        self.before, self.scores = dict[int, int](), set[int]()
         if with_matmuls:
+            self.before = self._find_before()
             self.scores = find_stored_scores(graph, self.readers, self.feeds)
         self.reading = PortReads.of(
             self.readers,
@@ -397,7 +376,7 @@ class _MaterialisedFinder:
     def _reduced_in(self, node: Node, feeds: list[int]) -> int | None:
         """Return the matmul in whose fusion a reduction runs: that which computes its
         operand, where nothing else that it reads is computed after the matmul."""
-        is_reduction = _kind(node) is OpKind.REDUCTION
+        is_reduction = node.op_kind is OpKind.REDUCTION
         if not self.fusing.with_matmuls or not is_reduction or not feeds:
             return None
         if feeds[0] in self.unsettled:
@@ -444,7 +423,7 @@ class _MaterialisedFinder:
         small, or the border node of one."""
         if node.kind is NodeKind.CONST:
             return not any(self.materialised[p] for p in feeds)
-        if not self.fusing.sinks_broadcasts or _kind(node) is not OpKind.BROADCAST:
+        if not self.fusing.sinks_broadcasts or node.op_kind is not OpKind.BROADCAST:
             return False
         readers = [self.graph.nodes[n] for n in self.readers.of_port(node.ports[0].id)]
         return any(n.kind is NodeKind.CONST for n in readers) and all(
@@ -467,12 +446,8 @@ class _MaterialisedFinder:
         return found
 
     def _size_of(self, port: int) -> int:
-        return math.prod(self.graph.value(port).shape)
-
-
-def _kind(node: Node) -> OpKind | None:
-    return None if node.op is None else node.op.traits.kind
+        return self.graph.value(port).size
 
 
 def _converts(node: Node) -> bool:
-    return _kind(node) is OpKind.CONVERSION
+    return node.op_kind is OpKind.CONVERSION

@@ -7,7 +7,6 @@ which the graph has no edges for: for a norm, and for the predicate of a branch.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections import Counter
 from collections.abc import Sequence
@@ -78,9 +77,8 @@ def find_matmul_depth(
 
 
 def _is_read_as_scalar(node: Node, graph: Graph) -> bool:
-    if not graph.scalar_readers[node.id] or node.op is None:
-        return False
-    return node.is_fused and node.op.traits.kind in SUMS
+    is_sum = node.is_fused and node.op_kind in SUMS
+    return is_sum and bool(graph.scalar_readers[node.id])
 
 
 def _find_rotated(graph: Graph) -> frozenset[int]:
@@ -103,7 +101,7 @@ def _find_rotated(graph: Graph) -> frozenset[int]:
         if not reads:
             continue
         at[node.id] = _positions(node, sources, at)
-        if node.op.traits.kind is not OpKind.MOVEMENT and node.id in reads:
+        if node.op_kind is not OpKind.MOVEMENT and node.id in reads:
             counts = Counter(source for source, _ in at[node.id])
             most = max(counts.values(), default=1)
             if (most - 1) * (reads[node.id] - 1) > OBSERVED.stencils:
@@ -163,10 +161,9 @@ def _shifted_reads(graph: Graph) -> dict[int, float]:
         if not shifting or node.op is None:
             continue
         count = float(len(shifting) < len(readers))
-        size = max(math.prod(values[node.op.results[0]].shape), 1)
+        size = max(values[node.value].size, 1)
         for reader in shifting:
-            assert reader.op is not None
-            share = math.prod(values[reader.op.results[0]].shape) / size
+            share = values[reader.value].size / size
             count += reads.get(reader.id, 1.0) * share
         reads[node.id] = count
     return reads
@@ -190,22 +187,19 @@ def _ends_kernel(node: Node, graph: Graph, in_rows: frozenset[int]) -> bool:
 def long_row(node: Node, graph: Graph) -> int:
     """Return the number of elements of each row that a reduction reduces, where no
     kernel does it as a whole (`Observed.longest_sum`); 0 for other nodes."""
-    if node.op is None or node.op.traits.kind is not OpKind.REDUCTION:
-        return 0
     values = graph.program.values
-    read, made = (
-        math.prod(values[v].shape) for v in (node.op.operands[0], node.op.results[0])
-    )
-    return read // made if node.is_fused and read > OBSERVED.longest_sum * made else 0
+    if node.op is None or node.op_kind is not OpKind.REDUCTION or not node.is_fused:
+        return 0
+    read, made = values[node.op.operands[0]].size, values[node.value].size
+    return read // made if read > OBSERVED.longest_sum * made else 0
 
 
 def reduces_columns(node: Node) -> bool:
     """Whether an op reduces dims other than the last ones."""
     op = node.op
-    if node.kind is not NodeKind.OP or op is None or op.rule is None:
+    if node.op_kind is not OpKind.REDUCTION or not node.is_fused:
         return False
-    if op.traits.kind is not OpKind.REDUCTION or not node.is_fused:
-        return False
+    assert op is not None and op.rule is not None
     have, made = op.rule.operands[0], op.rule.results[0]
     kept = [dim for dim in have if dim in made]
     return list(have[: len(kept)]) != kept

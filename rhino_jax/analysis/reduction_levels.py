@@ -16,7 +16,7 @@ they bind, latency does not matter.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -41,12 +41,12 @@ def find_latency_shares(
     counts = Counter(name for own in reduced.values() for name in own.values())
     shared = [name for name, count in counts.items() if count > 1]
     column = {name: at for at, name in enumerate(shared)}
-    levels, loops = _levels(graph, reduced, column), graph.loops
+    levels = _levels(graph, reduced, column)
     sites = {
         (id_, f): (
             name,
             int(levels[id_, column[name]]),
-            *_runs_with(graph, graph.nodes[id_], f, loops),
+            *_runs_with(graph, graph.nodes[id_], f),
         )
         for id_, own in reduced.items()
         for f, name in own.items()
@@ -94,14 +94,12 @@ def _levels(
     return after
 
 
-def _runs_with(
-    graph: Graph, node: Node, factor: int, loops: Sequence[tuple[int, int]]
-) -> tuple[object, ...]:
+def _runs_with(graph: Graph, node: Node, factor: int) -> tuple[object, ...]:
     """Return what reductions that are combined have in common: the loop and the
     compiled program that they are in, the element type, and how partial results
     combine."""
     assert node.op is not None and node.op.rule is not None
-    around = [loop for loop in loops if loop[0] < node.time < loop[1]]
+    around = graph.loops_around(node.time)
     dtype = graph.program.values[node.value].dtype
     reducer = node.op.rule.factors[factor].reducer
     return (*around[-1:], graph.alone.get(node.id, 0), dtype, reducer)

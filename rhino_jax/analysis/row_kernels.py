@@ -46,10 +46,9 @@ def row_size(node: Node, graph: Graph) -> int:
     """Return the number of elements that a reduction over the last dim reduces to one;
     0 for other nodes, and for rows of one element."""
     op = node.op
-    if node.kind is not NodeKind.OP or op is None or op.rule is None:
+    if node.op_kind is not OpKind.REDUCTION or not node.is_fused:
         return 0
-    if op.traits.kind is not OpKind.REDUCTION or not node.is_fused:
-        return 0
+    assert op is not None and op.rule is not None
     have, made = op.rule.operands[0], op.rule.results[0]
     is_row = bool(have) and list(made) == list(have[:-1])
     size = graph.program.values[op.operands[0]].shape[-1] if is_row else 0
@@ -70,7 +69,7 @@ def _is_diamond(graph: Graph, node: Node) -> bool:
             return False
         if len(_varying(graph, reader)) > 1:
             break
-        is_repeated |= _kind(reader) is OpKind.BROADCAST
+        is_repeated |= reader.op_kind is OpKind.BROADCAST
         here = reader
     if not is_repeated or edge.operand != 1:
         return False
@@ -99,9 +98,5 @@ def _varying(graph: Graph, node: Node) -> list[Node]:
     sources = dict.fromkeys(e.source.node for e in graph.incoming[node.id])
     nodes = [graph.nodes[n] for n in sources]
     return [
-        n for n in nodes if graph.incoming[n.id] or _kind(n) is not OpKind.BROADCAST
+        n for n in nodes if graph.incoming[n.id] or n.op_kind is not OpKind.BROADCAST
     ]
-
-
-def _kind(node: Node) -> OpKind | None:
-    return None if node.op is None else node.op.traits.kind

@@ -12,8 +12,6 @@ to 15 coordinates and of 16 to 128.
 
 from __future__ import annotations
 
-import math
-
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.matmul_depth import reduces_columns
 from rhino_jax.hardware.lowering import OBSERVED
@@ -24,13 +22,12 @@ def find_short_sums(graph: Graph) -> frozenset[int]:
     """Return the ids of short reductions that only reductions over rows read, through
     any number of fusible ops, or that one chain of fusible ops in front of a stored
     value does."""
-    shapes = [value.shape for value in graph.program.values]
-    found = set()
+    values, found = graph.program.values, set()
     for node in graph.nodes:
         op = node.op
-        if not _reduces(node) or op is None or not shapes[op.results[0]]:
+        if not _reduces(node) or op is None or not values[node.value].rank:
             continue
-        read, made = (math.prod(shapes[v]) for v in (op.operands[0], op.results[0]))
+        read, made = values[op.operands[0]].size, values[node.value].size
         if not made < read < OBSERVED.shortest_sum * made:
             continue
         if _runs_inside(graph, node) or _ends_stored(graph, node):
@@ -77,6 +74,4 @@ def _ends_stored(graph: Graph, node: Node) -> bool:
 
 
 def _reduces(node: Node) -> bool:
-    op = node.op
-    is_reduction = op is not None and op.traits.kind is OpKind.REDUCTION
-    return node.kind is NodeKind.OP and node.is_fused and is_reduction
+    return node.is_fused and node.op_kind is OpKind.REDUCTION

@@ -15,7 +15,6 @@ of transposed scores, and of a softmax of a bfloat16 product as it is.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from rhino_jax.analysis.graph import Graph, Node
@@ -63,11 +62,11 @@ def find_stored_scores(
 
 def _is_of_softmax(graph: Graph, readers: Readers, node: Node) -> bool:
     """Whether a node is an exponential whose rows a sum reads, perhaps converted."""
-    if node.op is None or node.op.traits.kind is not OpKind.EXPONENTIAL:
+    if node.op_kind is not OpKind.EXPONENTIAL:
         return False
     read = [graph.nodes[n] for n in readers.of_port(node.ports[0].id)]
     for n in read:
-        if n.op is not None and n.op.traits.kind is OpKind.CONVERSION:
+        if n.op_kind is OpKind.CONVERSION:
             read += [graph.nodes[m] for m in readers.of_port(n.ports[0].id)]
     return any(map(sums, read))
 
@@ -90,10 +89,10 @@ def _is_narrow(graph: Graph, feeds: Sequence[Sequence[int]], node: Node) -> bool
             return False
         at = todo.pop()
         assert at.op is not None
-        dtype = values[at.op.results[0]].dtype
+        dtype = values[at.value].dtype
         if is_maximised and item_bytes(dtype) < item_bytes("float32"):
             return True
-        is_maximised &= at.op.traits.kind is OpKind.CONVERSION
+        is_maximised &= at.op_kind is OpKind.CONVERSION
         if at.op.name == "transpose":
             return True
         todo += before(at) if at.is_fusible else []
@@ -102,11 +101,9 @@ def _is_narrow(graph: Graph, feeds: Sequence[Sequence[int]], node: Node) -> bool
 
 def _row(graph: Graph, node: Node) -> int:
     """Return the size of the last dim of an op's result; 0 for a scalar."""
-    assert node.op is not None
-    shape = graph.program.values[node.op.results[0]].shape
+    shape = graph.program.values[node.value].shape
     return shape[-1] if shape else 0
 
 
 def _size(graph: Graph, node: Node) -> int:
-    assert node.op is not None
-    return math.prod(graph.program.values[node.op.results[0]].shape)
+    return graph.program.values[node.value].size

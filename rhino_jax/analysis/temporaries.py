@@ -75,12 +75,10 @@ def find_masked(
       tiles_groups: whether those that rhino's kernel can run run in it, without copies.
       masks: whether the compiler masks the others (`Device.masks_groups`).
     """
-    loops = graph.loops
     products: dict[tuple[tuple[int, int], ...], list[Node]] = defaultdict(list)
     for node in graph.nodes:
         if masks and node.op and node.op.traits.is_masked(tiles_groups):
-            around = [loop for loop in loops if loop[0] < node.time < loop[1]]
-            products[(*around[-1:],)].append(node)
+            products[(*graph.loops_around(node.time)[-1:],)].append(node)
     masked: list[Masked] = []
     stay: list[Stays] = []
     for nodes in products.values():
@@ -223,7 +221,7 @@ def find_hoisted(graph: Graph) -> tuple[WholeCopy, ...]:
         found.append(
             WholeCopy(
                 node=first.target,
-                whole_bytes=math.prod(whole.shape) * narrow,
+                whole_bytes=whole.size * narrow,
                 start=min(graph.loop_start[n] for n in nodes),
                 stop=max(graph.loop_end[n] for n in nodes),
             )
@@ -262,10 +260,10 @@ def _narrowed(graph: Graph, node: Node, edges: list[Edge]) -> int | None:
     values = graph.program.values
     widths = set()
     for edge in edges:
-        op = graph.nodes[edge.target].op
-        if op is None or op.traits.kind is not OpKind.CONVERSION:
+        reader = graph.nodes[edge.target]
+        if reader.op_kind is not OpKind.CONVERSION:
             return None
-        widths.add(item_bytes(values[op.results[0]].dtype))
+        widths.add(item_bytes(values[reader.value].dtype))
     if len(widths) != 1:
         return None
     width = widths.pop()

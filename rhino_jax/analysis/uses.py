@@ -150,21 +150,20 @@ NOWHERE = -1
 
 def looks_up(node: Node) -> bool:
     """Whether a node is a look-up of rows."""
-    return node.op is not None and node.op.traits.kind is OpKind.LOOKUP
+    return node.op_kind is OpKind.LOOKUP
 
 
 def sums(node: Node) -> bool:
     """Whether a node is a sum over dims."""
-    if node.op is None or node.op.rule is None:
+    rule = None if node.op is None else node.op.rule
+    if rule is None or node.op_kind is not OpKind.REDUCTION:
         return False
-    is_sum = any(f.reducer == "sum" for f in node.op.rule.factors)
-    return is_sum and node.op.traits.kind is OpKind.REDUCTION
+    return any(f.reducer == "sum" for f in rule.factors)
 
 
 def convolves(node: Node, operand: int) -> bool:
     """Whether a node is a convolution of this operand's images."""
-    op = node.op
-    return op is not None and op.traits.kind is OpKind.CONVOLUTION and not operand
+    return node.op_kind is OpKind.CONVOLUTION and not operand
 
 
 def find_scattered_onto(graph: Graph) -> dict[tuple[int, int], int]:
@@ -211,7 +210,7 @@ def find_filled(graph: Graph, onto: Collection[int]) -> frozenset[int]:
         for edge in graph.edges
         if edge.operand == 0 and edge.target not in onto
         if graph.nodes[edge.source.node].is_fusible
-        if (op := graph.nodes[edge.target].op) and op.traits.kind is OpKind.SCATTER
+        if graph.nodes[edge.target].op_kind is OpKind.SCATTER
     )
 
 
@@ -241,8 +240,7 @@ def find_selects(graph: Graph) -> frozenset[int]:
 
 def _is_constant(graph: Graph, node: int) -> bool:
     """Whether a node broadcasts a constant of the program."""
-    op = graph.nodes[node].op
-    is_broadcast = op is not None and op.traits.kind is OpKind.BROADCAST
+    is_broadcast = graph.nodes[node].op_kind is OpKind.BROADCAST
     return is_broadcast and not graph.incoming[node]
 
 

@@ -59,6 +59,11 @@ class Value:
         return len(self.shape)
 
     @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
     def bytes(self) -> int:
         """Bytes of the whole array."""
         return _array_bytes(self.shape, self.dtype)
