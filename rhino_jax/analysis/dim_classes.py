@@ -41,9 +41,9 @@ class DimClasses:
 
     def factors(self, node: Node) -> list[Element]:
         """Return the class of every factor of an op."""
-        assert node.op is not None and node.op.rule is not None
+        assert node.rule is not None
         begin = self.first[node.id]
-        return self.names[begin : begin + len(node.op.rule.factors)]
+        return self.names[begin : begin + len(node.rule.factors)]
 
     def results(self, node: Node, index: int) -> list[Element | None]:
         """Return the class of every dim of a result; for a merged dim, that of its
@@ -91,9 +91,7 @@ def _laid_out_alike(graph: Graph) -> list[np.ndarray]:
     values, columns = graph.program.values, graph.columns
     # Many ops share one rule.
     kinds = number(
-        id(n.op.rule)
-        if n.kind is NodeKind.OP and n.op is not None
-        else (n.kind, values[n.value].rank)
+        id(n.rule) if n.rule is not None else (n.kind, values[n.value].rank)
         for n in graph.nodes
     )
     alike = number_rows(
@@ -106,24 +104,21 @@ def _laid_out_alike(graph: Graph) -> list[np.ndarray]:
 
 
 def _num_elements(graph: Graph, node: Node) -> int:
-    if node.kind is NodeKind.OP:
-        assert node.op is not None and node.op.rule is not None
-        return len(node.op.rule.factors)
+    if node.rule is not None:
+        return len(node.rule.factors)
     return graph.program.values[node.value].rank
 
 
 def _result_layout(graph: Graph, node: Node, index: int) -> Layout:
-    if node.kind is NodeKind.OP:
-        assert node.op is not None and node.op.rule is not None
-        return node.op.rule.results[index]
+    if node.rule is not None:
+        return node.rule.results[index]
     rank = graph.program.values[node.value].rank
     return _border_layout(rank, node.kind is NodeKind.STACK)
 
 
 def _operand_layout(graph: Graph, node: Node, index: int) -> Layout:
-    if node.kind is NodeKind.OP:
-        assert node.op is not None and node.op.rule is not None
-        return node.op.rule.operands[index]
+    if node.rule is not None:
+        return node.rule.operands[index]
     rank = graph.program.values[node.value].rank
     if node.kind is NodeKind.STACK:
         return _border_layout(rank - 1, False)
@@ -165,10 +160,9 @@ def dims_off_lanes(graph: Graph, dim_classes: DimClasses) -> dict[int, tuple[int
     major: dict[int, tuple[list[int], set[tuple[int, int]]]] = {}
     joined: set[tuple[Element | None, int]] = set()
     for node in graph.nodes:
-        if node.kind is not NodeKind.OP:
+        rule = node.rule
+        if node.op is None or rule is None:
             continue
-        assert node.op is not None and node.op.rule is not None
-        rule = node.op.rule
         if id(rule) not in major:
             layouts = (*rule.operands, *rule.results)
             long_dims = {dim for layout in layouts for dim in layout if len(dim) > 1}
@@ -181,7 +175,7 @@ def dims_off_lanes(graph: Graph, dim_classes: DimClasses) -> dict[int, tuple[int
             names = dim_classes.factors(node)
             parts |= {(names[f], rule.factors[f].size) for f in factors}
             joined |= {(names[f], size) for f, size in merged}
-        if node.op.traits.kind is OpKind.CONVOLUTION:
+        if node.op_kind is OpKind.CONVOLUTION:
             read, made = dim_classes.operands(node, 0), dim_classes.results(node, 0)
             for dims, value, layout in (
                 (read, node.op.operands[0], rule.operands[0]),

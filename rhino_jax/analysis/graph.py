@@ -10,12 +10,13 @@ constraint that a loop imposes.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
+from rhino_jax.ir.factor import Rule
 from rhino_jax.ir.program import Op, Program, Value
 from rhino_jax.ir.traits import OpKind
 
@@ -54,6 +55,7 @@ class Node:
       is_matmul: whether it is a contraction, which runs on the matrix unit.
       hosts_fusion: as in `Traits`.
       op_kind: the kind of its op, also of a loop or branch; None: it has no op.
+      rule: the factors of its op; None for a border node.
     """
 
     id: int
@@ -72,6 +74,10 @@ class Node:
     @property
     def op_kind(self) -> OpKind | None:
         return None if self.op is None else self.op.traits.kind
+
+    @property
+    def rule(self) -> Rule | None:
+        return None if self.op is None else self.op.rule
 
 
 @dataclass(slots=True, eq=False)
@@ -214,6 +220,22 @@ def _columns(
     return np.array(rows, dtype).reshape(-1, width).T.copy()
 
 
+def reached(starts: Iterable[int], near: Callable[[int], Iterable[int]]) -> set[int]:
+    """Return the ids of some nodes, and of all that `near` leads to from them.
+
+    Args:
+      starts: ids of the nodes to start from.
+      near: returns the ids of the nodes that are one step from a node.
+    """
+    found = {*starts}
+    todo = list(found)
+    while todo:
+        new = {*near(todo.pop())} - found
+        found |= new
+        todo += new
+    return found
+
+
 @dataclass(slots=True)
 class Graph:
     """All nodes and edges of a program.
@@ -289,6 +311,17 @@ class Graph:
     def value(self, port: int) -> Value:
         """Return the value that a port holds."""
         return self.program.values[self.value_id(port)]
+
+    def nodes_before(self, node: int, operand: int | None = None) -> list[Node]:
+        """Return the nodes that a node reads, in the order of its edges: of one
+        operand, or of all."""
+        edges = self.incoming[node]
+        read = [e for e in edges if operand is None or e.operand == operand]
+        return [self.nodes[e.source.node] for e in read]
+
+    def nodes_behind(self, node: int) -> list[Node]:
+        """Return the nodes that read a node, once per edge."""
+        return [self.nodes[e.target] for e in self.outgoing[node]]
 
     def _fuses(self, scatter: Op) -> bool:
         """Whether a scatter computes its updates: all, or those into zeros, where there

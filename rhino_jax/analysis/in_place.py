@@ -15,7 +15,9 @@ Source: openxla/xla, xla/service/copy_insertion.cc; seen in HLO of h100 and v5e,
 
 from __future__ import annotations
 
-from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
+from collections.abc import Iterator
+
+from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port, reached
 from rhino_jax.analysis.uses import looks_up
 
 
@@ -99,24 +101,23 @@ def _is_read_behind(
     others = [e.target for e in readers if e.target not in passed]
     if not others:
         return False
-    behind, todo = set[int](), [edge.target]
-    while todo:
-        for out in graph.outgoing[todo.pop()]:
-            is_next_trip = graph.nodes[out.target].time < out.time
-            if out.target not in behind and not is_next_trip:
-                behind.add(out.target)
-                todo.append(out.target)
-    seen = {edge.target}
-    while others:
-        node = graph.nodes[others.pop()]
-        if node.id in seen:
-            continue
-        seen.add(node.id)
-        if node.id in behind or node.kind not in (NodeKind.OP, NodeKind.COPY):
-            return True
-        if node.is_fusible or looks_up(node) or node.kind is NodeKind.COPY:
-            others += [e.target for e in graph.outgoing[node.id]]
-    return False
+    nodes = graph.nodes
+
+    def in_this_trip(n: int) -> Iterator[int]:
+        outgoing = graph.outgoing[n]
+        return (out.target for out in outgoing if nodes[out.target].time >= out.time)
+
+    def passed_on(n: int) -> set[int]:
+        node = nodes[n]
+        if not (node.is_fusible or looks_up(node) or node.kind is NodeKind.COPY):
+            return set()
+        return {reader.id for reader in graph.nodes_behind(n)} - {edge.target}
+
+    behind = reached([edge.target], in_this_trip)
+    return any(
+        n in behind or nodes[n].kind not in (NodeKind.OP, NodeKind.COPY)
+        for n in reached({*others} - {edge.target}, passed_on)
+    )
 
 
 def enters_loop(graph: Graph, edge: Edge) -> bool:
@@ -137,8 +138,7 @@ def is_copied_at_start(graph: Graph, carry: Node) -> bool:
 
 def is_into_zeros(graph: Graph, update: Node) -> bool:
     """Whether the array that an update writes into is computed for it, as zeros."""
-    makers = [e.source.node for e in graph.incoming[update.id] if not e.operand]
-    return any(graph.nodes[n].is_fusible for n in makers)
+    return any(node.is_fusible for node in graph.nodes_before(update.id, operand=0))
 
 
 def returns_to_buffer(graph: Graph, node: Node) -> bool:

@@ -442,7 +442,7 @@ def _needed(graph: Graph, in_memory: np.ndarray) -> np.ndarray:
         if not node.is_fusible or in_memory[node.ports[0].id]:
             continue
         share, size = 0.0, values[node.value].size
-        for reader in (graph.nodes[e.target] for e in graph.outgoing[node.id]):
+        for reader in graph.nodes_behind(node.id):
             part = values[reader.value].size / max(1, size)
             share += needed[reader.id] * (part if _takes_part(graph, reader) else 1.0)
         needed[node.id] = min(1.0, share)

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set as AbstractSet
+from collections.abc import Iterator, Mapping, Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rhino_jax.analysis.convolutions import find_zero_taps
 from rhino_jax.analysis.fusing import Fusing
-from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
+from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port, reached
 from rhino_jax.analysis.in_place import (
     enters_loop,
     is_writable,
@@ -347,31 +347,25 @@ def _is_moved(
       carry, maker: nodes of the carry, and of its next value.
       ends: nodes of the next values of all carries.
     """
-    behind, todo = {maker}, [maker]
-    while todo:
-        for edge in graph.incoming[todo.pop()]:
-            source = edge.source.node
-            if source not in behind and (is_same[source] or source in ends):
-                behind.add(source)
-                todo.append(source)
-    seen, todo = set[int](), [carry]
-    while todo:
-        for edge in graph.outgoing[todo.pop()]:
-            reader = edge.target
-            if is_same[reader] and reader in behind and reader not in seen:
-                if _moves(graph.nodes[reader]):
-                    return True
-                seen.add(reader)
-                todo.append(reader)
-    return False
+
+    def before(n: int) -> Iterator[int]:
+        sources = (node.id for node in graph.nodes_before(n))
+        return (s for s in sources if is_same[s] or s in ends)
+
+    inside = {n for n in reached([maker], before) if is_same[n]}
+
+    def within(n: int) -> set[int]:
+        return inside.intersection(node.id for node in graph.nodes_behind(n))
+
+    return any(_moves(graph.nodes[n]) for n in reached([carry], within))
 
 
 def _moves(node: Node) -> bool:
     """Whether an op rotates a dim, or slices or pads one that may be cut."""
-    op = node.op
-    if node.kind is not NodeKind.OP or op is None or op.rule is None:
+    op, rule = node.op, node.rule
+    if op is None or rule is None:
         return False
-    return op.traits.is_rotation or any(f.shift is not None for f in op.rule.factors)
+    return op.traits.is_rotation or any(f.shift is not None for f in rule.factors)
 
 
 def find_late(graph: Graph, slack: Slack) -> dict[int, int]:

@@ -362,7 +362,7 @@ class _MaterialisedFinder:
     def _is_row_max(self, node: Node) -> bool:
         """Whether a node is the maximum of rows that a matmul's fusion holds whole."""
         op = node.op
-        if op is None or op.rule is None or op.traits.kind is not OpKind.REDUCTION:
+        if op is None or op.rule is None or node.op_kind is not OpKind.REDUCTION:
             return False
         factors = op.rule.factors
         reduced = [f for f in range(len(factors)) if factors[f].reducer]

@@ -93,7 +93,7 @@ def _find_rotated(graph: Graph) -> frozenset[int]:
     for node in graph.run_order:
         if not node.is_fusible or node.op is None:
             continue
-        sources = {edge.source.node for edge in graph.incoming[node.id]}
+        sources = {n.id for n in graph.nodes_before(node.id)}
         if node.op.traits.is_rotation or any(through[n] for n in sources - found):
             through[node.id] = True
             if len(graph.outgoing[node.id]) > 1:
@@ -141,13 +141,13 @@ def _positions(
 def _shifts(node: Node) -> tuple[int, ...] | None:
     """Return the shift of every dim of a slice or pad; None where nothing is
     shifted."""
-    op = node.op
-    if op is None or op.rule is None or not node.is_fusible:
+    rule = node.rule
+    if rule is None or not node.is_fusible:
         return None
-    factors = op.rule.factors
+    factors = rule.factors
     if all(f.shift is None for f in factors):
         return None
-    return tuple((factors[d[0]].shift or 0) if d else 0 for d in op.rule.results[0])
+    return tuple((factors[d[0]].shift or 0) if d else 0 for d in rule.results[0])
 
 
 def _shifted_reads(graph: Graph) -> dict[int, float]:
@@ -156,7 +156,7 @@ def _shifted_reads(graph: Graph) -> dict[int, float]:
     reads: dict[int, float] = {}
     values = graph.program.values
     for node in reversed(graph.run_order):
-        readers = [graph.nodes[edge.target] for edge in graph.outgoing[node.id]]
+        readers = graph.nodes_behind(node.id)
         shifting = [n for n in readers if _shifts(n) is not None]
         if not shifting or node.op is None:
             continue
@@ -196,10 +196,9 @@ def long_row(node: Node, graph: Graph) -> int:
 
 def reduces_columns(node: Node) -> bool:
     """Whether an op reduces dims other than the last ones."""
-    op = node.op
-    if node.op_kind is not OpKind.REDUCTION or not node.is_fused:
+    rule = node.rule
+    if rule is None or node.op_kind is not OpKind.REDUCTION or not node.is_fused:
         return False
-    assert op is not None and op.rule is not None
-    have, made = op.rule.operands[0], op.rule.results[0]
+    have, made = rule.operands[0], rule.results[0]
     kept = [dim for dim in have if dim in made]
     return list(have[: len(kept)]) != kept

@@ -232,18 +232,16 @@ _BORDERS = NodeKind.CARRY, NodeKind.CONST, NodeKind.SLICE, NodeKind.STACK
 
 def _first_ports(graph: Graph, stacked: AbstractSet[int]) -> np.ndarray:
     """Return [ports], the first port of the buffer of each."""
-    copied, a, b = copied_ports(graph), list[int](), list[int]()
+    copied, same = copied_ports(graph), list[tuple[int, int]]()
     for edge in graph.edges:
         node, port = graph.nodes[edge.target], int(copied[edge.source.id])
         is_next = node.kind is NodeKind.CARRY and edge.time == graph.loop_end[node.id]
         is_read = node.kind in (NodeKind.SLICE, NodeKind.CONST)
         if is_next or is_read or (node.kind is NodeKind.STACK and port in stacked):
-            a.append(port)
-            b.append(node.ports[0].id)
+            same.append((port, node.ports[0].id))
     carries = [n for n in graph.nodes if n.kind is NodeKind.CARRY]
-    a += [n.ports[0].id for n in carries]
-    b += [n.ports[-1].id for n in carries]
-    return united(len(graph.ports), np.array(a, dtype=int), np.array(b, dtype=int))
+    same += [(n.ports[0].id, n.ports[-1].id) for n in carries]
+    return united(len(graph.ports), *np.array(same, dtype=int).reshape(-1, 2).T)
 
 
 def _stays_until(loops: Sequence[tuple[int, int]], start: int, time: int) -> int:

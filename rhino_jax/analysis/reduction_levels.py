@@ -21,7 +21,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from rhino_jax.analysis.dim_classes import DimClasses, Element
-from rhino_jax.analysis.graph import Graph, Node, NodeKind
+from rhino_jax.analysis.graph import Graph, Node
 
 
 def find_latency_shares(
@@ -67,9 +67,10 @@ def find_latency_shares(
 def _reduced(node: Node, dim_classes: DimClasses) -> dict[int, Element]:
     """Return the factors of a node whose shards leave partial results, and their
     classes."""
-    if node.kind is not NodeKind.OP or node.op is None or node.op.rule is None:
+    rule = node.rule
+    if rule is None:
         return {}
-    names, rule = dim_classes.factors(node), node.op.rule
+    names = dim_classes.factors(node)
     return {f: name for f, name in enumerate(names) if rule.partial_results(f)}
 
 
@@ -98,8 +99,8 @@ def _runs_with(graph: Graph, node: Node, factor: int) -> tuple[object, ...]:
     """Return what reductions that are combined have in common: the loop and the
     compiled program that they are in, the element type, and how partial results
     combine."""
-    assert node.op is not None and node.op.rule is not None
+    assert node.rule is not None
     around = graph.loops_around(node.time)
     dtype = graph.program.values[node.value].dtype
-    reducer = node.op.rule.factors[factor].reducer
+    reducer = node.rule.factors[factor].reducer
     return (*around[-1:], graph.alone.get(node.id, 0), dtype, reducer)

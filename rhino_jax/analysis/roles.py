@@ -203,8 +203,8 @@ def _find_use(graph: Graph, dim_classes: DimClasses) -> _Use:
 
 def _add_product(use: _Use, node: Node, dim_classes: DimClasses) -> None:
     """Add a product's dims to those that products contract or result in."""
-    assert node.op is not None and node.op.rule is not None
-    rule, names = node.op.rule, dim_classes.factors(node)
+    rule, names = node.rule, dim_classes.factors(node)
+    assert rule is not None
     made = {f for dim in rule.results[0] for f in dim}
     held = {f for layout in rule.operands for dim in layout for f in dim}
     leads = [{*dim_classes.operands(node, o)[:1]} for o in (0, 1)]
@@ -245,14 +245,12 @@ def _leading(
 def _takes_some(node: Node) -> bool:
     """Whether an op slices the first dim of its operand, or looks up some of it, as
     minibatches of a shuffled batch."""
-    op = node.op
-    if node.kind is not NodeKind.OP or op is None or op.rule is None:
+    rule = node.rule
+    if rule is None or node.op_kind not in (OpKind.MOVEMENT, OpKind.LOOKUP):
         return False
-    if op.traits.kind not in (OpKind.MOVEMENT, OpKind.LOOKUP):
+    if not rule.operands[0] or not rule.results[0]:
         return False
-    if not op.rule.operands[0] or not op.rule.results[0]:
-        return False
-    (dim, *_), (made, *_) = op.rule.operands[0], op.rule.results
+    (dim, *_), (made, *_) = rule.operands[0], rule.results
     return bool(dim) and not set(dim) & {f for d in made for f in d}
 
 

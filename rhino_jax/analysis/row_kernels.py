@@ -27,29 +27,27 @@ def find_row_kernels(graph: Graph) -> frozenset[int]:
     todo, seen = list(found), set(found)
     while todo:
         here = todo.pop()
-        edges = [e.target for e in graph.outgoing[here]]
-        edges += [e.source.node for e in graph.incoming[here]]
-        for near in edges:
-            node, size = graph.nodes[near], sizes[here]
-            is_reduction = row_size(node, graph) == size
-            if near in seen or not (node.is_fusible or is_reduction):
+        for node in (*graph.nodes_behind(here), *graph.nodes_before(here)):
+            is_reduction = row_size(node, graph) == sizes[here]
+            if node.id in seen or not (node.is_fusible or is_reduction):
                 continue
-            seen.add(near)
-            sizes[near] = size
-            todo.append(near)
+            seen.add(node.id)
+            sizes[node.id] = sizes[here]
+            todo.append(node.id)
             if is_reduction:
-                found.add(near)
+                found.add(node.id)
     return frozenset(found)
 
 
 def row_size(node: Node, graph: Graph) -> int:
     """Return the number of elements that a reduction over the last dim reduces to one;
     0 for other nodes, and for rows of one element."""
-    op = node.op
-    if node.op_kind is not OpKind.REDUCTION or not node.is_fused:
+    op, rule = node.op, node.rule
+    if op is None or rule is None or node.op_kind is not OpKind.REDUCTION:
         return 0
-    assert op is not None and op.rule is not None
-    have, made = op.rule.operands[0], op.rule.results[0]
+    if not node.is_fused:
+        return 0
+    have, made = rule.operands[0], rule.results[0]
     is_row = bool(have) and list(made) == list(have[:-1])
     size = graph.program.values[op.operands[0]].shape[-1] if is_row else 0
     return size if size > 1 else 0
@@ -74,9 +72,9 @@ def _is_diamond(graph: Graph, node: Node) -> bool:
     if not is_repeated or edge.operand != 1:
         return False
     (rows,) = _varying(graph, node) or (None,)
-    start = next((e.source.node for e in graph.incoming[reader.id] if not e.operand), 0)
+    (start,) = graph.nodes_before(reader.id, operand=0) or (graph.nodes[0],)
     above = _above(graph, rows)
-    return bool(above) and _above(graph, graph.nodes[start])[-1] == above[-1]
+    return bool(above) and _above(graph, start)[-1] == above[-1]
 
 
 def _above(graph: Graph, node: Node | None) -> list[int]:
@@ -95,8 +93,7 @@ def _above(graph: Graph, node: Node | None) -> list[int]:
 
 def _varying(graph: Graph, node: Node) -> list[Node]:
     """Return the nodes that a node reads, each once, without broadcast scalars."""
-    sources = dict.fromkeys(e.source.node for e in graph.incoming[node.id])
-    nodes = [graph.nodes[n] for n in sources]
+    nodes = {n.id: n for n in graph.nodes_before(node.id)}.values()
     return [
         n for n in nodes if graph.incoming[n.id] or n.op_kind is not OpKind.BROADCAST
     ]

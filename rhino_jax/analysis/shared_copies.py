@@ -73,23 +73,19 @@ def _light(
 
 def _gives_any(maker: Node, result: int) -> bool:
     """Whether an op can produce a result in any layout."""
-    if maker.kind is not NodeKind.OP:
-        return False
-    assert maker.op is not None and maker.op.rule is not None
-    return not _has_whole(maker.op.rule, maker.op.rule.results[result])
+    rule = maker.rule
+    return rule is not None and not _has_whole(rule, rule.results[result])
 
 
 def _may_need_whole(graph: Graph, edge: Edge) -> bool:
     """Whether a reader needs a dim of more than one element unsharded, or reads or
     writes it in steps: shards may then be sent more than borders."""
-    op = graph.nodes[edge.target].op
-    assert op is not None and op.rule is not None
-    layout = op.rule.operands[edge.operand]
-    shifts = [
-        f for x in layout for y in x if (f := op.rule.factors[y]).shift is not None
-    ]
+    rule = graph.nodes[edge.target].rule
+    assert rule is not None
+    layout = rule.operands[edge.operand]
+    shifts = [f for x in layout for y in x if (f := rule.factors[y]).shift is not None]
     is_stepped = any(f.stride > 1 or f.dilation > 1 for f in shifts)
-    return is_stepped or _has_whole(op.rule, layout)
+    return is_stepped or _has_whole(rule, layout)
 
 
 def _has_whole(rule: Rule, layout: Layout) -> bool:

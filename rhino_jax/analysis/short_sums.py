@@ -12,7 +12,7 @@ to 15 coordinates and of 16 to 128.
 
 from __future__ import annotations
 
-from rhino_jax.analysis.graph import Graph, Node, NodeKind
+from rhino_jax.analysis.graph import Graph, Node, NodeKind, reached
 from rhino_jax.analysis.matmul_depth import reduces_columns
 from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.ir.traits import OpKind
@@ -37,39 +37,30 @@ def find_short_sums(graph: Graph) -> frozenset[int]:
 
 def _runs_inside(graph: Graph, node: Node) -> bool:
     """Whether one kernel of reductions over rows can compute all readers of a node."""
-    between, ends, todo = {node.id}, set[int](), [node.id]
-    while todo:
-        for edge in graph.outgoing[todo.pop()]:
-            reader = graph.nodes[edge.target]
-            if reader.id in between or reader.id in ends:
-                continue
-            if reader.is_fusible or reader.kind is NodeKind.COPY:
-                between.add(reader.id)
-                todo.append(reader.id)
-            elif _reduces(reader) and not reduces_columns(reader):
-                ends.add(reader.id)
-            else:
-                return False
-    todo, behind = list(ends), set(ends)
-    while todo:
-        for edge in graph.outgoing[todo.pop()]:
-            reader = graph.nodes[edge.target]
-            if reader.id in between or reader.id in ends:
-                return False
-            if reader.is_fusible and reader.id not in behind:
-                behind.add(reader.id)
-                todo.append(reader.id)
-    return bool(ends)
+    nodes = graph.nodes
+
+    def passes_on(n: int) -> bool:
+        return nodes[n].is_fusible or nodes[n].kind is NodeKind.COPY
+
+    def readers(n: int) -> set[int]:
+        return {reader.id for reader in graph.nodes_behind(n)}
+
+    between = reached([node.id], lambda n: filter(passes_on, readers(n)))
+    ends = set[int]().union(*map(readers, between)) - between
+    if not all(_reduces(nodes[n]) and not reduces_columns(nodes[n]) for n in ends):
+        return False
+    behind = reached(ends, lambda n: (r for r in readers(n) if nodes[r].is_fusible))
+    return bool(ends) and all(readers(n).isdisjoint(between | ends) for n in behind)
 
 
 def _ends_stored(graph: Graph, node: Node) -> bool:
     """Whether one fusible op after the other reads a node, the last of which has its
     result stored: no reader of that fuses."""
-    readers = [graph.nodes[e.target] for e in graph.outgoing[node.id]]
+    readers = graph.nodes_behind(node.id)
     if len(readers) != 1 or not readers[0].is_fusible:
         return False
     while len(readers) == 1 and readers[0].is_fusible:
-        readers = [graph.nodes[e.target] for e in graph.outgoing[readers[0].id]]
+        readers = graph.nodes_behind(readers[0].id)
     return bool(readers) and not any(n.is_fused for n in readers)
 
 

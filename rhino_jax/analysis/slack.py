@@ -73,7 +73,7 @@ def find_slack(graph: Graph, depth: MatmulDepth) -> Slack:
         dues = [closing.get(id(e), d) for e, d in zip(graph.edges, dues, strict=True)]
     makers = columns.maker[columns.source]
     dues, readys = np.asarray(dues), np.array(ready)[makers]
-    in_loops = np.array([_is_in_loop(n) for n in nodes], dtype=bool)
+    in_loops = np.array([n.count > 1 for n in nodes], dtype=bool)
     is_free = ((readys == 0) | (dues == deepest)) & ~in_loops[makers]
     is_free &= ~in_loops[columns.target]
     waits = np.where(is_free, Wait.FREE, Wait.LATER)
@@ -123,10 +123,6 @@ def _last_levels(graph: Graph, depth: MatmulDepth, deepest: int) -> list[int]:
         for n in inside:
             found[n] = last
     return found
-
-
-def _is_in_loop(node: Node) -> bool:
-    return node.count > 1
 
 
 def _loop_ends(graph: Graph, depth: MatmulDepth) -> dict[int, int]:

@@ -35,37 +35,40 @@ def are_views(graph: Graph) -> np.ndarray:
     """
     found = np.zeros(len(graph.nodes), dtype=bool)
     for node in reversed(graph.nodes):
-        readers = graph.outgoing[node.id]
-        if node.op is not None and node.op.name == "transpose":
-            found[node.id] = _is_folded(graph, node)
-        if node.op is None or node.op.name != "reshape" or len(readers) != 1:
+        readers, made = graph.outgoing[node.id], node.rule
+        if node.op is None or made is None:
+            continue
+        if node.op.name == "transpose":
+            found[node.id] = _is_folded(graph, node, made)
+        if node.op.name != "reshape" or len(readers) != 1:
             continue
         (edge,) = readers
         reader = graph.nodes[edge.target]
-        found[node.id] = (
-            _parts(node, reader, edge.operand)
-            or _groups(node, reader, edge.operand)
-            or (bool(found[reader.id]) and _splits(node, reader))
-        )
+        if (rule := reader.rule) is None:
+            continue
+        if reader.op_kind is OpKind.CONTRACTION:
+            found[node.id] = _parts(made, rule, edge.operand)
+        elif reader.op_kind is OpKind.CONVOLUTION:
+            found[node.id] = _groups(made, rule, edge.operand)
+        elif found[reader.id]:
+            found[node.id] = _splits(made, rule)
     return found
 
 
-def _is_folded(graph: Graph, node: Node) -> bool:
+def _is_folded(graph: Graph, node: Node, made: Rule) -> bool:
     """Whether products alone read a transpose, and each folds it."""
-    made, readers = node.op, list(graph.outgoing[node.id])
-    assert made is not None and made.rule is not None
+    readers = list(graph.outgoing[node.id])
     for edge in readers:
         reader = graph.nodes[edge.target]
         if reader.kind is NodeKind.COPY:
             readers += graph.outgoing[reader.id]
             continue
-        if reader.op is None or reader.op.rule is None or not reader.hosts_fusion:
+        rule, is_product = reader.rule, reader.op_kind is OpKind.CONTRACTION
+        if rule is None or not is_product or not reader.hosts_fusion:
             return False
-        if reader.op.traits.kind is not OpKind.CONTRACTION:
-            return False
-        role = functools.partial(_role, reader.op.rule, edge.operand)
-        dims = reader.op.rule.operands[edge.operand]
-        stored = [dims[made.rule.results[0].index(d)] for d in made.rule.operands[0]]
+        role = functools.partial(_role, rule, edge.operand)
+        dims = rule.operands[edge.operand]
+        stored = [dims[made.results[0].index(d)] for d in made.operands[0]]
         runs = [key for key, _ in itertools.groupby(stored, role)]
         if len(runs) > len(set(runs)) or _BATCH in runs[1:]:
             return False
@@ -85,18 +88,13 @@ def _role(rule: Rule, operand: int, dim: Dim) -> int:
     return _FREE if set(dim).isdisjoint(shared) else _BATCH
 
 
-def _parts(reshape: Node, reader: Node, operand: int) -> bool:
+def _parts(made: Rule, rule: Rule, operand: int) -> bool:
     """Whether, of the dim that a reshape splits, a product has all parts but the last
     as batch dims, and contracts the last."""
-    op, made = reader.op, reshape.op
-    if op is None or op.rule is None or made is None or made.rule is None:
+    before, after = made.operands[0], made.results[0]
+    if len(rule.operands) != 2 or any(len(dim) > 1 for dim in after):
         return False
-    if op.traits.kind is not OpKind.CONTRACTION or len(op.rule.operands) != 2:
-        return False
-    before, after = made.rule.operands[0], made.rule.results[0]
-    if any(len(dim) > 1 for dim in after):
-        return False
-    rule, places = op.rule, {dim[0]: d for d, dim in enumerate(after) if dim}
+    places = {dim[0]: d for d, dim in enumerate(after) if dim}
     others = {f for dim in rule.operands[1 - operand] for f in dim}
     for dim in (dim for dim in before if len(dim) > 1):
         roles = [rule.operands[operand][places[f]] for f in dim if f in places]
@@ -108,36 +106,28 @@ def _parts(reshape: Node, reader: Node, operand: int) -> bool:
     return any(len(dim) > 1 for dim in before)
 
 
-def _groups(reshape: Node, reader: Node, operand: int) -> bool:
+def _groups(made: Rule, rule: Rule, operand: int) -> bool:
     """Whether a convolution has, as its groups, a dim that a reshape merged into
     another."""
-    op, made = reader.op, reshape.op
-    if op is None or op.rule is None or made is None or made.rule is None:
-        return False
-    if op.traits.kind is not OpKind.CONVOLUTION:
-        return False
-    pairs = zip(made.rule.results[0], op.rule.operands[operand], strict=True)
+    pairs = zip(made.results[0], rule.operands[operand], strict=True)
     merged = [(dim, read) for dim, read in pairs if len(dim) > 1]
     return len(merged) == 1 and all(
         len(dim) == len(read) == 2
-        and _sizes(made.rule, dim) == _sizes(op.rule, read)
-        and (dim[0],) in made.rule.operands[0]
+        and _sizes(made, dim) == _sizes(rule, read)
+        and (dim[0],) in made.operands[0]
         for dim, read in merged
     )
 
 
-def _splits(reshape: Node, view: Node) -> bool:
+def _splits(made: Rule, view: Rule) -> bool:
     """Whether a reshape splits one dim, and a view behind it merges its first part
     elsewhere."""
-    made, behind = reshape.op, view.op
-    if made is None or made.rule is None or behind is None or behind.rule is None:
+    parted = [dim for dim in made.operands[0] if len(dim) > 1]
+    if len(parted) != 1 or any(len(dim) > 1 for dim in made.results[0]):
         return False
-    parted = [dim for dim in made.rule.operands[0] if len(dim) > 1]
-    if len(parted) != 1 or any(len(dim) > 1 for dim in made.rule.results[0]):
-        return False
-    place = made.rule.results[0].index((parted[0][0],))
-    merged = [dim for dim in behind.rule.results[0] if len(dim) > 1]
-    return [d[0] for d in merged] == list(behind.rule.operands[0][place])
+    place = made.results[0].index((parted[0][0],))
+    merged = [dim for dim in view.results[0] if len(dim) > 1]
+    return [d[0] for d in merged] == list(view.operands[0][place])
 
 
 def _sizes(rule: Rule, dim: tuple[int, ...]) -> list[int]:
@@ -155,7 +145,7 @@ def looks_up(node: Node) -> bool:
 
 def sums(node: Node) -> bool:
     """Whether a node is a sum over dims."""
-    rule = None if node.op is None else node.op.rule
+    rule = node.rule
     if rule is None or node.op_kind is not OpKind.REDUCTION:
         return False
     return any(f.reducer == "sum" for f in rule.factors)
@@ -182,9 +172,8 @@ def find_scattered_onto(graph: Graph) -> dict[tuple[int, int], int]:
         readers = graph.readers[node.ports[0].id]
         if op.traits.reducer != "sum" or not op.traits.accumulates or len(readers) != 1:
             continue
-        bases = [e.source.node for e in graph.incoming[node.id] if e.operand == 0]
         reader = graph.nodes[readers[0].target]
-        if reader.op is None or not all(_is_constant(graph, b) for b in bases):
+        if reader.op is None or not _is_into_constant(graph, node):
             continue
         traits = reader.op.traits
         if traits.reducer == "sum" and traits.accumulates == (0, 1):
@@ -232,16 +221,17 @@ def find_selects(graph: Graph) -> frozenset[int]:
             graph.program.values[v].shape for v in (op.operands[-1], op.results[0])
         )
         is_row = wide <= others and math.prod(added) == math.prod(made[:-1])
-        base = [e.source.node for e in graph.incoming[node.id] if e.operand == 0]
-        if made and is_row and all(_is_constant(graph, n) for n in base):
+        if made and is_row and _is_into_constant(graph, node):
             found.add(node.id)
     return frozenset(found)
 
 
-def _is_constant(graph: Graph, node: int) -> bool:
-    """Whether a node broadcasts a constant of the program."""
-    is_broadcast = graph.nodes[node].op_kind is OpKind.BROADCAST
-    return is_broadcast and not graph.incoming[node]
+def _is_into_constant(graph: Graph, scatter: Node) -> bool:
+    """Whether a scatter writes into a constant of the program, which is broadcast."""
+    return all(
+        base.op_kind is OpKind.BROADCAST and not graph.incoming[base.id]
+        for base in graph.nodes_before(scatter.id, operand=0)
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -353,7 +343,7 @@ class PortReads:
         depth: MatmulDepth,
         before: Mapping[int, int],
         with_matmuls: bool,
-        looks_up: np.ndarray | None = None,
+        looks_up: np.ndarray,
     ) -> PortReads:
         """Count the reads of every port.
 
@@ -362,12 +352,11 @@ class PortReads:
           columns, depth: of the graph.
           before: node id → the only matmul that it is computed for.
           with_matmuls: whether elementwise producers fuse into matmuls.
-          looks_up: [nodes], look-ups that such producers fuse into; None: into none.
+          looks_up: [nodes], look-ups that such producers fuse into.
         """
         fuses = columns.is_op & columns.is_fused
         computes = fuses | columns.hosts_fusion if with_matmuls else fuses
-        if looks_up is not None:
-            computes = computes | looks_up
+        computes = computes | looks_up
         runs_before = np.zeros(len(fuses), dtype=bool)
         runs_before[list(before)] = True
         num_before, num_else = readers.count(runs_before), readers.count(~runs_before)

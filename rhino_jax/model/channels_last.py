@@ -62,7 +62,7 @@ class ChannelsLast:
         reads = convolves.copy()
         for node in graph.nodes:
             if node.kind is NodeKind.COPY:
-                readers = [e.target for e in graph.outgoing[node.id]]
+                readers = [n.id for n in graph.nodes_behind(node.id)]
                 reads[node.id] = convolves[readers].any()
         columns = graph.columns
         found[:, 0] = convolves[columns.maker[columns.source]]
