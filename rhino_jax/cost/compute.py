@@ -79,6 +79,15 @@ def op_s(
     return np.maximum(np.maximum(arithmetic_s, traffic_s), vector_ops / rate)
 
 
+def traffic_s(target: Target, traffic_bytes: np.ndarray) -> np.ndarray:
+    """Return the seconds of an op that only moves bytes to and from memory, for each of
+    its strategies.
+
+    Args: as in `op_s`.
+    """
+    return op_s(target, 0.0 * traffic_bytes, traffic_bytes, "float32")
+
+
 @functools.lru_cache(maxsize=1 << 14)
 def convolution_work(
     kernels: KernelRates,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -38,6 +39,8 @@ from rhino_jax.model.tpu_kernels import padded_copies, with_loops_and_parts
 from rhino_jax.solver.problem import EdgeUsage, NodeUsage, PairTable, Problem
 from rhino_jax.utils.union_find import for_each, number_objects, number_rows
 
+
+T = TypeVar("T")
 
 Narrow = Callable[[OptionBuilder], tuple[list[Options], bool]]
 """A function from an option builder to the options of all nodes and whether any option
@@ -173,9 +176,7 @@ def corrected(
                 factors.of_op(key, sharding_of(s)) for s in own.strategies
             ])  # fmt: skip
             more_s = (by_strategy - 1.0) * own.compute_s
-            found[id(own), *key] = replace(
-                own, cost_s=own.cost_s + more_s, compute_s=own.compute_s + more_s
-            )
+            found[id(own), *key] = own.slower(more_s)
         changed[node.id] = found[id(own), *key]
     return changed
 
@@ -258,21 +259,13 @@ class _Pricing:
     def add_held(self, problem: Problem) -> None:
         """Add the memory of values, and of copies of them."""
         graph, liveness = self.analysis.graph, self.analysis.liveness
-        alike, sizes = self.analysis.alike, self.builder.sizes
-        ports = held_ports(self.analysis)
-        values = [graph.value_id(port.id) for port in ports]
+        sizes, ports = self.builder.sizes, held_ports(self.analysis)
 
-        def held_bytes(at: int) -> np.ndarray:
-            port, value = ports[at], graph.program.values[values[at]]
-            return sizes.held_bytes(self.options[port.node].outs[port.result], value)
+        def held_bytes(port: Port) -> np.ndarray:
+            specs = self.options[port.node].outs[port.result]
+            return sizes.held_bytes(specs, graph.value(port.id))
 
-        kinds = number_rows(
-            self.kinds[[port.node for port in ports]],
-            np.array([port.result for port in ports], dtype=np.int64),
-            alike.types[values],
-            alike.lanes[values],
-        )
-        for port, held in zip(ports, for_each(kinds, held_bytes), strict=True):
+        for port, held in self._with_each(ports, held_bytes):
             start, last = liveness.first[port.id], liveness.last[port.id]
             problem.node_usages.append(NodeUsage(port.node, held, start, last + 1))
         for copy in liveness.copies:
@@ -284,6 +277,22 @@ class _Pricing:
         self._add_unscattered(problem)
         problem.node_usages += padded_copies(self.analysis, sizes, self.options)
 
+    def _with_each(
+        self, ports: Sequence[Port], compute: Callable[[Port], T]
+    ) -> Iterator[tuple[Port, T]]:
+        """Yield every port with what `compute` returns for it, which is called once for
+        ports of equal options and types of values."""
+        alike, graph = self.analysis.alike, self.analysis.graph
+        values = [graph.value_id(port.id) for port in ports]
+        kinds = number_rows(
+            self.kinds[[port.node for port in ports]],
+            np.array([port.result for port in ports], dtype=np.int64),
+            alike.types[values],
+            alike.lanes[values],
+        )
+        found = for_each(kinds, lambda at: compute(ports[at]))
+        yield from zip(ports, found, strict=True)
+
     def _add_unscattered(self, problem: Problem) -> None:
         """Add the memory of partial results during a reduce-scatter, in addition to its
         result: collectives read and write different buffers (compiled HLO of h100 and
@@ -291,10 +300,9 @@ class _Pricing:
         graph, sizes = self.analysis.graph, self.builder.sizes
         small = CONSTANTS.small_share * problem.limit
         ports = [p for p in graph.ports if graph.nodes[p.node].kind is NodeKind.OP]
-        values = [graph.value_id(port.id) for port in ports]
 
-        def partial_bytes(at: int) -> np.ndarray | None:
-            port, value = ports[at], graph.program.values[values[at]]
+        def partial_bytes(port: Port) -> np.ndarray | None:
+            value = graph.value(port.id)
             found = self.options[port.node].strategies
             if value.bytes <= small or not any(s.made != s.results for s in found):
                 return None
@@ -302,13 +310,7 @@ class _Pricing:
             is_sent = np.array([s.made != s.results for s in found])
             return np.where(is_sent, sizes.held_bytes(made, value), 0.0)
 
-        kinds = number_rows(
-            self.kinds[[port.node for port in ports]],
-            np.array([port.result for port in ports], dtype=np.int64),
-            self.analysis.alike.types[values],
-            self.analysis.alike.lanes[values],
-        )
-        for port, held in zip(ports, for_each(kinds, partial_bytes), strict=True):
+        for port, held in self._with_each(ports, partial_bytes):
             if held is not None:
                 time = graph.nodes[port.node].time
                 usage = NodeUsage(port.node, held, time, time + 1)

@@ -23,14 +23,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.analysis.slack import COMBINED
-from rhino_jax.cost.compute import op_s
+from rhino_jax.cost.compute import traffic_s
 from rhino_jax.ir.program import Value
 from rhino_jax.ir.spec import Spec, local_shape
 from rhino_jax.ir.traits import OpKind
@@ -124,9 +124,7 @@ class ChannelsLast:
         target, whole = self.analysis.target, max(1, math.prod(value.shape))
         items = self._local(specs, value).prod(axis=1)
         traffic = 2.0 * value.bytes * items / whole
-        return (
-            op_s(target, 0.0 * traffic, traffic, value.dtype) + target.device.launch_s
-        )
+        return traffic_s(target, traffic) + target.device.launch_s
 
     def with_scatters(self, options: Sequence[Options]) -> list[Options]:
         """Return the options with, for convolutions, the cost of transposing what they
@@ -151,9 +149,7 @@ class ChannelsLast:
                 )
                 is_moved = (is_parted & self._is_inside(made, value)).any(axis=1)
                 added = is_moved * self._kernel_s(made, value)
-                found[key] = replace(
-                    own, cost_s=own.cost_s + added, compute_s=own.compute_s + added
-                )
+                found[key] = own.slower(added)
             changed[at] = found[key]
         return changed
 

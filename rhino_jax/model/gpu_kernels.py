@@ -23,7 +23,6 @@ ResNet, where replicated kernels give `cudnn-conv-bw-input` of 4.8.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -33,15 +32,14 @@ from rhino_jax.analysis.convolutions import KERNEL, find_reversals
 from rhino_jax.analysis.graph import Edge, Graph, Node
 from rhino_jax.analysis.matmul_depth import SUMS, reduces_columns
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
-from rhino_jax.cost.compute import op_s
+from rhino_jax.cost.compute import op_s, traffic_s
 from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.factor import FactorKind, Rule
-from rhino_jax.ir.spec import shards_per_dim
 from rhino_jax.model.options import Options
 from rhino_jax.model.sizes import LocalSizes
-from rhino_jax.model.strategies import Strategy
+from rhino_jax.model.strategies import Strategy, local_factors
 
 
 def with_second_passes(
@@ -59,11 +57,8 @@ def with_second_passes(
         own, rule = options[node.id], node.op.rule
         key = id(own), rule
         if key not in found:
-            rows = np.array([_rows(rule, s, mesh) for s in own.strategies])
-            added = target.device.launch_s * (rows > longest)
-            found[key] = replace(
-                own, cost_s=own.cost_s + added, compute_s=own.compute_s + added
-            )
+            is_long = _rows(rule, own.strategies, mesh) > longest
+            found[key] = own.slower(target.device.launch_s * is_long)
         changed[node.id] = found[key]
     return changed
 
@@ -79,13 +74,12 @@ def _longest_sum(node: Node) -> int | None:
     return OBSERVED.longest_sum if is_sum else None
 
 
-def _rows(rule: Rule, strategy: Strategy, mesh: LaidMesh) -> int:
-    """Return the number of elements that one device adds for each element of its
-    result."""
+def _rows(rule: Rule, found: Sequence[Strategy], mesh: LaidMesh) -> np.ndarray:
+    """Return [strategies], the number of elements that one device adds for each element
+    of its result."""
     kept = {f for dim in rule.results[0] for f in dim}
     summed = {f for dim in rule.operands[0] for f in dim} - kept
-    pieces = shards_per_dim(strategy.cut, mesh.sizes)
-    return math.prod(-(-rule.factors[f].size // pieces[f]) for f in summed)
+    return local_factors(rule, found, mesh.sizes)[:, list(summed)].prod(axis=1)
 
 
 def with_reversals(
@@ -137,6 +131,4 @@ def apart_s(
         traffic, launches = traffic + 2 * op.traits.input_dilation * padded, 2
     dtype = values[op.operands[0]].dtype
     zeros_s = op_s(target, (op.traits.input_dilation - 1) * options.flops, none, dtype)
-    return (
-        zeros_s + op_s(target, none, traffic, dtype) + launches * target.device.launch_s
-    )
+    return zeros_s + traffic_s(target, traffic) + launches * target.device.launch_s

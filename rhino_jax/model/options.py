@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from rhino_jax.analysis.equivalence import Alike, copied_slices, passed_bytes, w
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.liveness import Liveness
 from rhino_jax.analysis.padding import may_pad
-from rhino_jax.cost.compute import array_paddings, convolution_work, op_s
+from rhino_jax.cost.compute import array_paddings, convolution_work, op_s, traffic_s
 from rhino_jax.cost.grouped import aligned_rows, group_tile, tiled_rows
 from rhino_jax.errors import PinError
 from rhino_jax.hardware.mesh import LaidMesh
@@ -28,7 +28,6 @@ from rhino_jax.ir.spec import (
     Spec,
     format_spec,
     is_within,
-    shards_per_dim,
     share_of,
 )
 from rhino_jax.ir.traits import OWN_KERNEL, OpKind
@@ -38,7 +37,9 @@ from rhino_jax.model.strategies import (
     Places,
     Strategy,
     all_specs,
+    local_factors,
     moves,
+    shards,
     strategies,
 )
 from rhino_jax.model.traffic import KernelTraffic, Ports
@@ -69,6 +70,11 @@ class Options:
     flops: np.ndarray
     ins: tuple[PortSpecs, ...]
     outs: tuple[PortSpecs, ...]
+
+    def slower(self, seconds: np.ndarray) -> Options:
+        """Return the options with more compute: [options], seconds for one run."""
+        cost_s, compute_s = self.cost_s + seconds, self.compute_s + seconds
+        return replace(self, cost_s=cost_s, compute_s=compute_s)
 
 
 class _Draft(NamedTuple):
@@ -225,8 +231,7 @@ class OptionBuilder:
         zeros = np.zeros(len(specs))
         taken = self.sizes.table.port(ins)
         made = self.sizes.table.port(outs)
-        traffic = passed * self.sizes.shares(taken)
-        copy_s = op_s(self.target, zeros, traffic, "float32")
+        copy_s = traffic_s(self.target, passed * self.sizes.shares(taken))
         copy_s += self.target.device.launch_s * launches
         # A carry has two results: the one that the body reads, and the result of the
         # loop.
@@ -353,7 +358,7 @@ class OptionBuilder:
         )
         if op.traits.channels:
             compute_s += self.target.device.kernels.conv_s
-        compute_s += op_s(self.target, 0.0 * written, written, dtype)
+        compute_s += traffic_s(self.target, written)
         compute_s += self.target.device.launch_s * kernels.launches[node.id]
         return Options(
             draft.strategies,
@@ -376,8 +381,8 @@ class OptionBuilder:
             return float(traits.groups)
         kinds = [f.kind for f in rule.factors]
         rows = kinds.index(FactorKind.INDEX)
-        pieces = [shards_per_dim(s.cut, self.mesh.sizes)[rows] for s in found]
-        local = np.ceil(rule.factors[rows].size / np.array(pieces))
+        pieces = shards(found, self.mesh.sizes)[:, rows]
+        local = np.ceil(rule.factors[rows].size / pieces)
         if not device.tiles_groups:
             return aligned_rows(local, traits.groups) / local
         dtype = self.graph.program.values[op.operands[0]].dtype
@@ -394,10 +399,7 @@ class OptionBuilder:
         rule, ports = op.rule, draft.ports
         if op.traits.groups == 1 or len(rule.operands[2]) == 1:
             return np.zeros(len(draft.strategies))
-        cut = np.array(
-            [shards_per_dim(s.cut, self.mesh.sizes) for s in draft.strategies]
-        )
-        local = -(-np.array([f.size for f in rule.factors]) // cut)
+        local = local_factors(rule, draft.strategies, self.mesh.sizes)
         sets = [f for dim in rule.operands[2][:-1] for f in dim]
         found = np.zeros(len(draft.strategies))
         for layout, port, value in (
@@ -428,7 +430,7 @@ class OptionBuilder:
     def array_paddings(self, op: Op, found: tuple[Strategy, ...]) -> np.ndarray:
         """Return [strategies], the factor by which a systolic array pads the shards of
         each."""
-        pieces = np.array([shards_per_dim(s.cut, self.mesh.sizes) for s in found])
+        pieces = shards(found, self.mesh.sizes)
         side, taps = self.target.device.systolic_array, op.traits.exchanged_taps
         assert op.rule is not None
         return array_paddings(op.rule, pieces, side, taps)
@@ -440,10 +442,8 @@ class OptionBuilder:
         with the channels of each shard."""
         kernels = self.target.device.kernels
         dtype = self.graph.program.values[op.operands[0]].dtype
-        cut = np.array([shards_per_dim(s.cut, self.mesh.sizes) for s in found])
-        shards = -(-np.array([f.size for f in rule.factors]) // cut)
         found_work = []
-        for row in shards:
+        for row in local_factors(rule, found, self.mesh.sizes):
             inputs, outputs, groups = (
                 1 if c is None else int(row[c]) for c in op.traits.channels
             )

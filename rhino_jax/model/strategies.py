@@ -20,7 +20,7 @@ import numpy as np
 from rhino_jax.hardware.mesh import long_axes
 from rhino_jax.ir.factor import Dim, Factor, FactorKind, Layout, Rule
 from rhino_jax.ir.program import Op
-from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.spec import Spec, shards_per_dim
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.constants import CONSTANTS
 
@@ -47,6 +47,20 @@ class Strategy:
     made: tuple[Spec, ...]
     results: tuple[Spec, ...]
     partial: tuple[int, ...] = ()
+
+
+def shards(found: Sequence[Strategy], sizes: tuple[int, ...]) -> np.ndarray:
+    """Return [strategies, factors], the number of shards of each factor on a mesh with
+    these axis sizes."""
+    return np.array([shards_per_dim(s.cut, sizes) for s in found])
+
+
+def local_factors(
+    rule: Rule, found: Sequence[Strategy], sizes: tuple[int, ...]
+) -> np.ndarray:
+    """Return [strategies, factors], the size of each factor on the device that has most
+    of it."""
+    return -(-np.array([f.size for f in rule.factors]) // shards(found, sizes))
 
 
 def _spec_of(

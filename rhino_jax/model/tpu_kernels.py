@@ -37,7 +37,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -46,7 +45,7 @@ from rhino_jax.analysis.graph import Node, NodeKind
 from rhino_jax.analysis.in_place import is_into_zeros, sources_of
 from rhino_jax.analysis.on_chip import room_bytes
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
-from rhino_jax.cost.compute import op_s, padding
+from rhino_jax.cost.compute import op_s, padding, traffic_s
 from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.factor import FactorKind, Rule
@@ -56,6 +55,7 @@ from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.op_collectives import splits
 from rhino_jax.model.options import Options
 from rhino_jax.model.sizes import LocalSizes
+from rhino_jax.model.strategies import shards
 from rhino_jax.solver.problem import NodeUsage
 
 
@@ -103,26 +103,22 @@ def with_loops_and_parts(
         if key not in found:
             new = own
             if is_window:
-                new = _added(new, _indexed_s(analysis, sizes, node, own, is_complex))
+                new = new.slower(_indexed_s(analysis, sizes, node, own, is_complex))
             if is_turned:
-                new = _added(new, _turned_s(analysis, sizes, node, own))
+                new = new.slower(_turned_s(analysis, sizes, node, own))
             if is_image:
-                new = _added(new, _image_s(analysis, sizes, node, own))
+                new = new.slower(_image_s(analysis, sizes, node, own))
             if off:
-                new = _added(new, _border_s(analysis, sizes, node, own, off))
+                new = new.slower(_border_s(analysis, sizes, node, own, off))
             if is_complex and node.op is not None and node.op.traits.is_contraction:
                 dtype = values[node.op.operands[0]].dtype
                 more = (OBSERVED.real_products - 1) * own.flops
-                new = _added(new, op_s(analysis.target, more, 0.0 * more, dtype))
+                new = new.slower(op_s(analysis.target, more, 0.0 * more, dtype))
             if is_complex:
-                new = _added(new, _parts_s(analysis, sizes, node, own, is_state))
+                new = new.slower(_parts_s(analysis, sizes, node, own, is_state))
             found[key] = new
         changed[node.id] = found[key]
     return changed
-
-
-def _added(own: Options, seconds: np.ndarray) -> Options:
-    return replace(own, cost_s=own.cost_s + seconds, compute_s=own.compute_s + seconds)
 
 
 def _image_s(
@@ -134,16 +130,15 @@ def _image_s(
     channel, factors = op.traits.channels[0], op.rule.factors
     dims = [f for dim in op.rule.operands[0] for f in dim]
     batch = [f for f in dims if f != channel and factors[f].kind is not FactorKind.HALO]
-    none = np.zeros(len(own.cost_s))
     few = OBSERVED.least_channels
     if channel not in dims or factors[channel].size >= few or len(batch) != 1:
-        return none
+        return np.zeros(len(own.cost_s))
     image = analysis.graph.program.values[op.operands[0]]
-    cut = [shards_per_dim(s.cut, sizes.mesh_sizes)[batch[0]] for s in own.strategies]
-    size = np.ceil(factors[batch[0]].size / np.array(cut))
+    pieces = shards(own.strategies, sizes.mesh_sizes)[:, batch[0]]
+    size = np.ceil(factors[batch[0]].size / pieces)
     padded = padding(size, lanes) * padding(factors[channel].size, rows // 2)
     traffic = (1 + padded) * sizes.held_bytes(own.ins[0], image)
-    return op_s(analysis.target, none, traffic, "float32")
+    return traffic_s(analysis.target, traffic)
 
 
 def _border_s(
@@ -163,8 +158,7 @@ def _border_s(
     is_folded = -(-value.shape[batch] // cut) < analysis.target.device.tile[0]
     copies = np.where(is_folded, _FOLDING[node.kind][len(off) > 1], 1)
     traffic = sizes.held_bytes(port, value, ()) + sizes.held_bytes(port, value, off)
-    traffic = copies * traffic
-    return op_s(analysis.target, 0.0 * traffic, traffic, "float32")
+    return traffic_s(analysis.target, copies * traffic)
 
 
 def _convolved_dims(
@@ -196,12 +190,11 @@ def _parts_s(
 ) -> np.ndarray:
     """Return [options], the seconds of taking a complex input apart, or of joining an
     output."""
-    value, none = analysis.graph.program.values[node.value], np.zeros(len(own.cost_s))
+    value = analysis.graph.program.values[node.value]
     passes = _JOINED if node.kind is NodeKind.OUTPUT else _APART + is_state * _JOINED
     if node.kind not in (NodeKind.INPUT, NodeKind.OUTPUT):
-        return none
-    traffic = passes * sizes.held_bytes(own.ins[0], value)
-    return op_s(analysis.target, none, traffic, "float32")
+        return np.zeros(len(own.cost_s))
+    return traffic_s(analysis.target, passes * sizes.held_bytes(own.ins[0], value))
 
 
 def _indexes(node: Node) -> bool:
@@ -240,7 +233,7 @@ def _indexed_s(
         is_far = padded > _room(analysis)
         far += np.where(is_far, count * (size + padded), 0.0)
         near += np.where(is_far, 0.0, in_fast_memory)
-    seconds = op_s(analysis.target, 0.0 * near, near, "float32")
+    seconds = traffic_s(analysis.target, near)
     return seconds + _turning_s(analysis.target, far, values[op.operands[0]].dtype)
 
 
@@ -269,7 +262,7 @@ def _turning_s(target: Target, traffic: np.ndarray, dtype: str) -> np.ndarray:
     """Return [options], the seconds of copies in memory to rows from lanes, or back."""
     items_per_s = OBSERVED.turned_items * (target.device.clock_hz or math.inf)
     turned_s = traffic / item_bytes(dtype) / items_per_s
-    return np.maximum(op_s(target, 0.0 * traffic, traffic, "float32"), turned_s)
+    return np.maximum(traffic_s(target, traffic), turned_s)
 
 
 def _find_turned(analysis: ProgramAnalysis) -> set[int]:
@@ -315,7 +308,7 @@ def _turned_s(
     copied = np.where(padded > 0, held + padded, 0.0)
     tiles = np.where(padded > 0, 0.0, np.minimum(lines, held))
     dtype = analysis.graph.program.values[node.op.operands[0]].dtype
-    seconds = op_s(analysis.target, 0.0 * tiles, tiles, "float32")
+    seconds = traffic_s(analysis.target, tiles)
     return seconds + _turning_s(analysis.target, copied, dtype)
 
 
@@ -377,8 +370,8 @@ def _trips(
     windows = np.array([rule.factors[f].size for f in indices], dtype=float)
     if is_whole:
         return np.full(len(own.cost_s), windows.prod())
-    cut = [shards_per_dim(s.cut, sizes.mesh_sizes) for s in own.strategies]
-    return np.ceil(windows / np.array(cut, dtype=float)[:, indices]).prod(1)
+    pieces = shards(own.strategies, sizes.mesh_sizes)[:, indices]
+    return np.ceil(windows / pieces).prod(1)
 
 
 def _trip_s(analysis: ProgramAnalysis, op: Op, parts: int) -> float:
@@ -392,5 +385,5 @@ def _trip_s(analysis: ProgramAnalysis, op: Op, parts: int) -> float:
     if updates.shape[-1] < lanes:
         windows = math.prod(values[op.operands[1]].shape[:-1])
         launches, tiles = 2 * parts, tiles + 2 * lanes * updates.bytes / max(windows, 1)
-    read_s = float(op_s(target, 0.0 * tiles, tiles, "float32")[0])
+    read_s = float(traffic_s(target, tiles)[0])
     return (indexing + 1 + launches) * target.device.launch_s + read_s
