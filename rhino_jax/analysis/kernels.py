@@ -121,8 +121,72 @@ def find_kernels(
         memory; `inf` where they are not modelled.
       rates: the operations that functions and reductions take.
     """
-    fusions = _fusions(graph, depth, materialised)
-    return _read(graph, fusions, materialised, ops_per_byte, rates)
+    columns, num_nodes = graph.columns, len(graph.nodes)
+    in_memory = np.array(materialised.ports, dtype=bool)
+    # An op that does not fuse is a kernel of its own, and reads all of its operands.
+    own = num_nodes + np.arange(num_nodes)
+    group = np.where(columns.is_fused, _fusions(graph, depth, materialised), own)
+    home, is_after = materialised.epilogue_of, materialised.epilogue_of != NOWHERE
+    group[is_after] = own[home[is_after]]
+    port = copied_ports(graph)[columns.source]
+    maker, reader = columns.maker[port], columns.target
+    is_of_matmul = materialised.matmul_of != NOWHERE
+    is_computed = columns.is_fusible[maker] & ~in_memory[port]
+    is_inside = columns.hosts_fusion[reader] & is_computed
+    # A kernel that stores nothing is none: its ops run in the matmuls that read them.
+    is_kernel = np.ones(2 * num_nodes, dtype=bool)
+    is_kernel[group[maker[is_inside | is_of_matmul[reader] & is_computed]]] = False
+    is_kernel[group[columns.maker[in_memory]]] = True
+    is_kernel[own] = True
+    # A matmul's fusion reads what the ops after it do, see `epilogues`.
+    reads_itself = ~is_after[reader] & columns.is_op[reader] & ~are_views(graph)[reader]
+    is_read = reads_itself & is_kernel[group[reader]] & (in_memory[port] | is_inside)
+    read = np.flatnonzero(is_read & (group[maker] != group[reader]))
+    takes = np.array([_takes_part(graph, node) for node in graph.nodes])
+    # A part is read with the whole, where that is read, too.
+    order = columns.operand[read], columns.place[reader[read]], takes[reader[read]]
+    read = read[np.lexsort(order)]
+    pairs = group[reader[read]] * len(graph.ports) + port[read]
+    is_first = np.zeros(len(read), dtype=bool)
+    _, first, counts = np.unique(pairs, return_index=True, return_counts=True)
+    is_first[first] = True
+    firsts = zip(reader[read[first]].tolist(), counts.tolist(), strict=True)
+    parts = {node: count for node, count in firsts if takes[node]}
+    read = read[is_first | ~columns.is_fused[reader[read]]]
+    is_alone = is_kernel.copy()
+    is_alone[own[home[is_after]]] = False
+    again = _read_again(graph, group, is_alone, port, in_memory, set(pairs.tolist()))
+    operands: list[list[int]] = [[] for _ in graph.nodes]
+    once = zip(reader[read].tolist(), columns.operand[read].tolist(), strict=True)
+    for node, operand in (*once, *again):
+        operands[node].append(operand)
+    reads = [tuple(of_node) for of_node in operands]
+    touches = np.zeros(num_nodes, dtype=bool)
+    touches[reader[read]] = True
+    touches[columns.maker[in_memory]] = True
+    touches &= is_kernel[group]
+    running = np.flatnonzero(touches & columns.is_op)
+    running = running[np.argsort(columns.place[running])]
+    launches = np.zeros(num_nodes, dtype=bool)
+    launches[running[np.unique(group[running], return_index=True)[1]]] = True
+    vector_ops = [0.0] * num_nodes
+    if ops_per_byte < math.inf:
+        found = _find_vector_ops(
+            graph, group, reads, parts, in_memory, ops_per_byte, rates
+        )
+        found[is_of_matmul | ~is_kernel[group]] = 0.0
+        vector_ops = found.tolist()
+    is_converted = is_read & is_of_matmul[maker]
+    return Kernels(
+        reads,
+        parts,
+        launches.tolist(),
+        vector_ops,
+        _find_through(graph, materialised, port, is_inside, is_converted),
+        _find_widened(graph, group, is_kernel, in_memory),
+        _find_epilogues(graph, materialised),
+        frozenset(np.flatnonzero(is_after).tolist()),
+    )
 
 
 def _fusions(
@@ -184,91 +248,6 @@ def _run_levels(
         if fused:
             runs[node.id] = min(fused)
     return runs
-
-
-def _read(
-    graph: Graph,
-    fusions: np.ndarray,
-    materialised: Materialised,
-    ops_per_byte: float,
-    rates: KernelRates,
-) -> Kernels:
-    """Return which operands each kernel reads from memory.
-
-    Args:
-      graph: the program.
-      fusions: [nodes], the first node of each one's fusion.
-      materialised, ops_per_byte, rates: see `find_kernels`.
-    """
-    columns, num_nodes = graph.columns, len(graph.nodes)
-    in_memory = np.array(materialised.ports, dtype=bool)
-    # An op that does not fuse is a kernel of its own, and reads all of its operands.
-    own = num_nodes + np.arange(num_nodes)
-    group = np.where(columns.is_fused, fusions, own)
-    home, is_after = materialised.epilogue_of, materialised.epilogue_of != NOWHERE
-    group[is_after] = own[home[is_after]]
-    port = copied_ports(graph)[columns.source]
-    maker, reader = columns.maker[port], columns.target
-    is_of_matmul = materialised.matmul_of != NOWHERE
-    is_computed = columns.is_fusible[maker] & ~in_memory[port]
-    is_inside = columns.hosts_fusion[reader] & is_computed
-    # A kernel that stores nothing is none: its ops run in the matmuls that read them.
-    is_kernel = np.ones(2 * num_nodes, dtype=bool)
-    is_kernel[group[maker[is_inside | is_of_matmul[reader] & is_computed]]] = False
-    is_kernel[group[columns.maker[in_memory]]] = True
-    is_kernel[own] = True
-    # A matmul's fusion reads what the ops after it do, see `epilogues`.
-    reads_itself = ~is_after[reader] & columns.is_op[reader] & ~are_views(graph)[reader]
-    is_read = reads_itself & is_kernel[group[reader]] & (in_memory[port] | is_inside)
-    read = np.flatnonzero(is_read & (group[maker] != group[reader]))
-    takes = np.array([_takes_part(graph, node) for node in graph.nodes])
-    # A part is read with the whole, where that is read, too.
-    order = columns.operand[read], columns.place[reader[read]], takes[reader[read]]
-    read = read[np.lexsort(order)]
-    pairs = group[reader[read]] * len(graph.ports) + port[read]
-    is_first = np.zeros(len(read), dtype=bool)
-    _, first, counts = np.unique(pairs, return_index=True, return_counts=True)
-    is_first[first] = True
-    firsts = zip(reader[read[first]].tolist(), counts.tolist(), strict=True)
-    parts = {node: count for node, count in firsts if takes[node]}
-    read = read[is_first | ~columns.is_fused[reader[read]]]
-    is_alone = is_kernel.copy()
-    is_alone[own[home[is_after]]] = False
-    again = _read_again(graph, group, is_alone, port, in_memory, set(pairs.tolist()))
-    reads: list[tuple[int, ...]] = [()] * num_nodes
-    begin = np.flatnonzero(np.diff(reader[read], prepend=NOWHERE))
-    operands = columns.operand[read].tolist()
-    spans = begin, np.append(begin, len(read))[1:], reader[read[begin]]
-    for a, b, node in zip(*(x.tolist() for x in spans), strict=True):
-        reads[node] = tuple(operands[a:b])
-    for node, operand in again:
-        reads[node] += (operand,)
-    touches = np.zeros(num_nodes, dtype=bool)
-    touches[reader[read]] = True
-    touches[columns.maker[in_memory]] = True
-    touches &= is_kernel[group]
-    running = np.flatnonzero(touches & columns.is_op)
-    running = running[np.argsort(columns.place[running])]
-    launches = np.zeros(num_nodes, dtype=bool)
-    launches[running[np.unique(group[running], return_index=True)[1]]] = True
-    vector_ops = [0.0] * num_nodes
-    if ops_per_byte < math.inf:
-        stored = reads, parts, in_memory
-        bound = ops_per_byte, rates
-        vector_ops = _find_vector_ops(graph, group, *stored, *bound)
-        for node in np.flatnonzero(is_of_matmul | ~is_kernel[group]).tolist():
-            vector_ops[node] = 0.0
-    is_converted = is_read & is_of_matmul[maker]
-    return Kernels(
-        reads,
-        parts,
-        launches.tolist(),
-        vector_ops,
-        _find_through(graph, materialised, port, is_inside, is_converted),
-        _find_widened(graph, group, is_kernel, in_memory),
-        _find_epilogues(graph, materialised),
-        frozenset(np.flatnonzero(is_after).tolist()),
-    )
 
 
 def _find_epilogues(graph: Graph, materialised: Materialised) -> dict[int, Epilogue]:
@@ -408,7 +387,7 @@ def _find_vector_ops(
     in_memory: np.ndarray,
     ops_per_byte: float,
     rates: KernelRates,
-) -> list[float]:
+) -> np.ndarray:
     """Return `Kernels.vector_ops`, of the whole arrays: shards have as many operations
     per byte."""
     values = graph.program.values
@@ -431,7 +410,7 @@ def _find_vector_ops(
             moved[group[node.id]] += min(whole, part) if part and not i else whole
         stored = [p.result for p in node.ports if in_memory[p.id]]
         moved[group[node.id]] += sum(values[op.results[i]].bytes for i in stored)
-    return np.where((ops > ops_per_byte * moved)[group], per_flop, 0.0).tolist()
+    return np.where((ops > ops_per_byte * moved)[group], per_flop, 0.0)
 
 
 def _needed(graph: Graph, in_memory: np.ndarray) -> np.ndarray:
@@ -463,7 +442,7 @@ def _read_again(
     Args:
       graph: the program.
       group: [nodes], the kernel of each.
-      is_kernel: [kernels], whether it is one of its own, see `_read`.
+      is_kernel: [kernels], whether it is one of its own, see `find_kernels`.
       port: [edges], the port that is read.
       in_memory: [ports], whether the value is stored.
       read: kernels and ports of the reads that are known, as one number each.

@@ -75,8 +75,7 @@ class ChannelsLast:
         nodes = self.analysis.graph.nodes
         if not self.analysis.target.device.calls_cudnn:
             return np.zeros(len(nodes), dtype=bool)
-        kinds = [None if n.op is None else n.op.traits.kind for n in nodes]
-        return np.array([k is OpKind.CONVOLUTION for k in kinds], dtype=bool)
+        return np.array([n.op_kind is OpKind.CONVOLUTION for n in nodes], dtype=bool)
 
     def table(
         self, source: PortSpecs, target: PortSpecs, value: Value, ends: np.ndarray

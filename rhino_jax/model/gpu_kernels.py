@@ -52,9 +52,9 @@ def with_second_passes(
     found: dict[tuple[int, Rule], Options] = {}
     for node in analysis.graph.nodes:
         longest = _longest_sum(node)
-        if longest is None or node.op is None or node.op.rule is None:
+        own, rule = options[node.id], node.rule
+        if longest is None or rule is None:
             continue
-        own, rule = options[node.id], node.op.rule
         key = id(own), rule
         if key not in found:
             is_long = _rows(rule, own.strategies, mesh) > longest
@@ -68,9 +68,7 @@ def _longest_sum(node: Node) -> int | None:
     for ops that are no sums on vector units."""
     if reduces_columns(node):
         return OBSERVED.longest_column
-    if node.op is None or node.op.rule is None:
-        return None
-    is_sum = node.is_fused and node.op.traits.kind in SUMS
+    is_sum = node.is_fused and node.op_kind in SUMS
     return OBSERVED.longest_sum if is_sum else None
 
 

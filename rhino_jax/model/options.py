@@ -32,7 +32,7 @@ from rhino_jax.ir.spec import (
 )
 from rhino_jax.ir.traits import OWN_KERNEL, OpKind
 from rhino_jax.model.op_collectives import OpCollectives, is_over
-from rhino_jax.model.sizes import LocalSizes, PortSpecs, shift_bytes
+from rhino_jax.model.sizes import LocalSizes, PortSpecs
 from rhino_jax.model.strategies import (
     Places,
     Strategy,
@@ -338,9 +338,7 @@ class OptionBuilder:
         traffic += self._traffic.updating(node, draft.ports, is_partial)
         if kernels.reads[node.id]:
             traffic *= moves(op, found, self.mesh.sizes)
-        traffic += shift_bytes(
-            op, values, found, self.mesh.sizes, self.target.device.tile
-        )
+        traffic += self.sizes.shift_bytes(op, values, found)
         dtype = values[op.operands[0]].dtype if op.operands else "float32"
         fused, written = self._traffic.of_epilogue(node, draft.ports, found)
         device = self.target.device

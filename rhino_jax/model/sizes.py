@@ -119,59 +119,49 @@ class LocalSizes:
             self._paddings[key] = found if (found > 1).any() else None
         return self._paddings[key]
 
+    def shift_bytes(
+        self, op: Op, values: Sequence[Value], strategies: Sequence[Strategy]
+    ) -> np.ndarray:
+        """Return the bytes that an op reads and writes where it shifts along sharded
+        dims.
+
+        A border is read, and joined to the shard, in whole tiles: a column takes more
+        of them than a row. Where memory is tiled, slices and pads cannot fuse across
+        tiles, though they fuse elsewhere: shard and borders are joined in memory, and
+        the required part is sliced out (HLO of v5e:2x4, jax 0.10.2; 8 H100 fuse it).
+
+        Args:
+          op: the op; it has a rule.
+          values: values of the program, by id.
+          strategies: strategies of the op.
+
+        Returns:
+          [strategies], bytes on one device, for one run.
+        """
+        found = np.zeros(len(strategies))
+        rule = op.rule
+        assert rule is not None
+        shifts = [f for f, x in enumerate(rule.factors) if x.shift is not None]
+        for k, strategy in enumerate(strategies):
+            for f in shifts:
+                pieces = math.prod(self.mesh_sizes[a] for a in strategy.cut[f])
+                border = rule.factors[f].border(pieces)
+                if pieces == 1 or not any(border):
+                    continue
+                result = values[op.results[0]]
+                (d,) = (d for d, dim in enumerate(rule.results[0]) if f in dim)
+                shape = local_shape(strategy.made[0], result.shape, self.mesh_sizes)
+                item = item_bytes(result.dtype)
+                extent = _extent(len(shape) - 1 - d, self.tile, item)
+                in_tiles = sum(math.ceil(n / extent) * extent for n in border)
+                whole = math.prod(shape) * item
+                found[k] += 2 * whole * in_tiles / shape[d]
+                if self.tile and op.is_fusible:
+                    found[k] += 2 * whole
+        return found
+
     def _specs(self, port: PortSpecs) -> list[Spec]:
         return [self.table.specs[s] for s in port.unique]
-
-
-def shift_bytes(
-    op: Op,
-    values: Sequence[Value],
-    strategies: Sequence[Strategy],
-    mesh_sizes: Sequence[int],
-    tile: Sequence[int],
-) -> np.ndarray:
-    """Return the bytes that an op reads and writes where it shifts along sharded dims.
-
-    A border is read, and joined to the shard, in whole tiles: a column takes more of
-    them than a row. Where memory is tiled, slices and pads cannot fuse across tiles,
-    though they fuse elsewhere: shard and borders are joined in memory, and the required
-    part is sliced out (HLO of v5e:2x4, jax 0.10.2; 8 H100 fuse it).
-
-    Args:
-      op: the op; it has a rule.
-      values: values of the program, by id.
-      strategies: strategies of the op.
-      mesh_sizes: sizes of the mesh axes.
-      tile: as in `Device`.
-
-    Returns:
-      [strategies], bytes on one device, for one run.
-    """
-    found = np.zeros(len(strategies))
-    rule = op.rule
-    shifts = [
-        f for f, x in enumerate(rule.factors if rule else ()) if x.shift is not None
-    ]
-    if rule is None or not shifts:
-        return found
-    sizes = tuple(mesh_sizes)
-    for k, strategy in enumerate(strategies):
-        for f in shifts:
-            pieces = math.prod(sizes[a] for a in strategy.cut[f])
-            border = rule.factors[f].border(pieces)
-            if pieces == 1 or not any(border):
-                continue
-            result = values[op.results[0]]
-            (d,) = (d for d, dim in enumerate(rule.results[0]) if f in dim)
-            shape = local_shape(strategy.made[0], result.shape, sizes)
-            item = item_bytes(result.dtype)
-            extent = _extent(len(shape) - 1 - d, tile, item)
-            in_tiles = sum(math.ceil(n / extent) * extent for n in border)
-            whole = math.prod(shape) * item
-            found[k] += 2 * whole * in_tiles / shape[d]
-            if tile and op.is_fusible:
-                found[k] += 2 * whole
-    return found
 
 
 def _extent(from_minor: int, tile: Sequence[int], item: int) -> int:

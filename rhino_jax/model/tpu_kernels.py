@@ -200,7 +200,7 @@ def _parts_s(
 def _indexes(node: Node) -> bool:
     """Whether a node is a gather, or a scatter, at several indices."""
     op = node.op
-    if node.kind is not NodeKind.OP or op is None or op.rule is None:
+    if op is None or op.rule is None:
         return False
     is_gather = op.traits.kind is OpKind.LOOKUP and len(op.operands) == 2
     is_scatter = op.traits.kind is OpKind.SCATTER and op.traits.updates is not None
@@ -227,9 +227,8 @@ def _indexed_s(
     if op.traits.kind is not OpKind.SCATTER or not _takes_rows(op):
         return np.zeros(len(own.cost_s))
     far, near = 0.0 * own.cost_s, 0.0 * own.cost_s
-    for size, padded, count, in_fast_memory in _summed_copies(
-        analysis, sizes, node, own
-    ):
+    copies = _summed_copies(analysis, sizes, node, own)
+    for size, padded, count, in_fast_memory in copies:
         is_far = padded > _room(analysis)
         far += np.where(is_far, count * (size + padded), 0.0)
         near += np.where(is_far, 0.0, in_fast_memory)
@@ -325,14 +324,8 @@ def padded_copies(
         assert node.op is not None
         own, far = options[node.id], 0.0 if device.sparse_cores else _room(analysis)
         if node.id in turned:
-            table, found = (
-                sizes.held_bytes(port, graph.program.values[value])
-                for port, value in (
-                    (own.ins[0], node.op.operands[0]),
-                    (own.outs[0], node.op.results[0]),
-                )
-            )
-            padded = _looked_up(analysis, sizes, node, own)[1]
+            table, padded, _ = _looked_up(analysis, sizes, node, own)
+            found = sizes.held_bytes(own.outs[0], graph.program.values[node.value])
             copies = [padded, padded / table * found]
         elif node.op.traits.kind is OpKind.SCATTER and _takes_rows(node.op):
             far = _room(analysis)
