@@ -10,7 +10,6 @@ Graphs", 2021, section 4.3 (uneven partitions are padded).
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 
@@ -18,7 +17,7 @@ from rhino_jax.analysis.graph import Graph
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Op, Program
-from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.spec import Spec, num_shards
 from rhino_jax.ir.traits import OpKind
 
 
@@ -57,7 +56,7 @@ def may_pad(op: Op, dims: frozenset[int]) -> frozenset[int]:
     assert rule is not None
     if not (op.is_fusible or op.traits.masks_padding):
         return frozenset()
-    parts, is_moved = _parts(rule), op.traits.kind is OpKind.MOVEMENT
+    parts, is_moved = merged_factors(rule), op.traits.kind is OpKind.MOVEMENT
     return frozenset(
         i
         for i, factor in enumerate(rule.factors)
@@ -67,7 +66,7 @@ def may_pad(op: Op, dims: frozenset[int]) -> frozenset[int]:
     )
 
 
-def _parts(rule: Rule) -> frozenset[int]:
+def merged_factors(rule: Rule) -> frozenset[int]:
     """Return the positions of the factors that are a part of some merged dim."""
     return frozenset(
         f
@@ -95,12 +94,12 @@ def padding_notes(
         found = {
             (size, axes)
             for size, axes in zip(shape, spec, strict=True)
-            if axes and size % math.prod(mesh.sizes[a] for a in axes)
+            if axes and size % num_shards(axes, mesh.sizes)
         }
         cuts.update(dict.fromkeys(found, count))
     notes = []
     for (size, axes), count in sorted(cuts.items(), key=lambda c: -c[1]):
-        pieces = math.prod(mesh.sizes[a] for a in axes)
+        pieces = num_shards(axes, mesh.sizes)
         shard = -(-size // pieces)
         names = " × ".join(mesh.names[a] for a in axes)
         notes.append(

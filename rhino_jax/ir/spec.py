@@ -49,10 +49,16 @@ def without(spec: Spec, axes: Collection[int]) -> Spec:
     return tuple(tuple(a for a in dim if a not in axes) for dim in spec)
 
 
+def num_shards(axes: Iterable[int], sizes: Sequence[int]) -> int:
+    """Return the number of shards over some mesh axes, for mesh axes of these
+    `sizes`."""
+    return math.prod(sizes[a] for a in axes)
+
+
 @functools.lru_cache(maxsize=1 << 16)
 def shards_per_dim(spec: Spec, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the number of shards of each dim, for mesh axes of these `sizes`."""
-    return tuple(math.prod(sizes[a] for a in dim) for dim in spec)
+    return tuple(num_shards(dim, sizes) for dim in spec)
 
 
 def is_even(spec: Spec, shape: Sequence[int], sizes: Sequence[int]) -> bool:
@@ -68,7 +74,7 @@ def even_part(spec: Spec, shape: Sequence[int], sizes: Sequence[int]) -> Spec:
     found = []
     for dim, size in zip(spec, shape, strict=True):
         count = len(dim)
-        while size % math.prod(sizes[a] for a in dim[:count]):
+        while size % num_shards(dim[:count], sizes):
             count -= 1
         found.append(dim[:count])
     return tuple(found)

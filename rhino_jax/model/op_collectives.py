@@ -20,7 +20,7 @@ from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.ir.collectives import ALL_GATHER, PERMUTE
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Manual, Op, Program, Value, item_bytes
-from rhino_jax.ir.spec import Spec, share_of
+from rhino_jax.ir.spec import Spec, num_shards, share_of
 from rhino_jax.model.strategies import Strategy
 
 
@@ -193,7 +193,7 @@ def _halo_steps(
             if dim is None:
                 continue
             value = as_read(op, program.values[op.operands[o]], mesh.lowering)
-            cut = math.prod(mesh.sizes[a] for a in axes)
+            cut = num_shards(axes, mesh.sizes)
             held = share_of(strategy.operands[o], value.shape, mesh.sizes)
             width = value.shape[dim] / cut
             local = value.bytes * held * extended
@@ -214,13 +214,13 @@ def _merge_steps(
         if not axes or factor.kind is not FactorKind.MERGE:
             continue
         others = math.prod(
-            other.size / math.prod(mesh.sizes[a] for a in cut)
+            other.size / num_shards(cut, mesh.sizes)
             for g, (cut, other) in enumerate(
                 zip(strategy.cut, rule.factors, strict=True)
             )
             if g != f
         )
-        shards = math.prod(mesh.sizes[a] for a in axes)
+        shards = num_shards(axes, mesh.sizes)
         items = min(factor.sent_items * shards, factor.size) * others
         sent = factor.sent_item_bytes
         for item in (sum(sent),) if mesh.lowering.combines else sent:

@@ -11,7 +11,7 @@ import numpy as np
 from rhino_jax.cost.collectives import collective_s
 from rhino_jax.cost.reshard import reshard_steps
 from rhino_jax.ir.program import Value
-from rhino_jax.ir.spec import Spec, shards_per_dim
+from rhino_jax.ir.spec import Spec, num_shards, shards_per_dim
 from rhino_jax.model.constants import CONSTANTS
 from rhino_jax.model.options import OptionBuilder
 from rhino_jax.model.sizes import PortSpecs
@@ -38,7 +38,6 @@ class ReshardTables:
     builder: OptionBuilder
     fixed_s: np.ndarray
     s_per_byte: np.ndarray
-    _kinds: tuple[int, ...]
     _dims: list[tuple[int, ...]] = field(default_factory=list)
     _dim_numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
     _numbers: dict[int, list[int]] = field(default_factory=dict)
@@ -61,7 +60,6 @@ class ReshardTables:
             builder,
             np.full((count, count), np.nan),
             np.full((count, count), np.nan),
-            builder.mesh.kinds,
         )
 
     def _meet(self, a: np.ndarray, b: np.ndarray) -> None:
@@ -70,7 +68,7 @@ class ReshardTables:
         is_kept = have == want
         # Dims whose sharding does not change only divide the bytes that are sent.
         pieces = np.array(
-            [math.prod(self.builder.mesh.sizes[x] for x in dim) for dim in self._dims]
+            [num_shards(dim, self.builder.mesh.sizes) for dim in self._dims]
         )
         cut = np.where(is_kept, pieces[have], 1).prod(1)
         changed = np.where(is_kept, _KEPT, have * _MAX_DIMS + want)
@@ -119,14 +117,15 @@ class ReshardTables:
         kind: pairs that differ only in which of several equal axes they name cost the
         same."""
         names: dict[int, tuple[int, int]] = {}
-        counts = [0] * len(self._kinds)
+        kinds = self.builder.mesh.kinds
+        counts = [0] * len(kinds)
         key: list[object] = []
         for pair in pairs:
             for dim in pair:
                 for axis in dim:
                     name = names.get(axis)
                     if name is None:
-                        kind = self._kinds[axis]
+                        kind = kinds[axis]
                         name = names[axis] = (kind, counts[kind])
                         counts[kind] += 1
                     key.append(name)

@@ -14,7 +14,7 @@ import numpy as np
 
 from rhino_jax.cost.compute import tile_padding
 from rhino_jax.ir.program import Op, Value, item_bytes
-from rhino_jax.ir.spec import Spec, local_shape, padding_of, shards_per_dim
+from rhino_jax.ir.spec import Spec, local_shape, num_shards, padding_of, shards_per_dim
 from rhino_jax.model.constants import CONSTANTS
 from rhino_jax.model.strategies import Strategy
 
@@ -144,7 +144,7 @@ class LocalSizes:
         shifts = [f for f, x in enumerate(rule.factors) if x.shift is not None]
         for k, strategy in enumerate(strategies):
             for f in shifts:
-                pieces = math.prod(self.mesh_sizes[a] for a in strategy.cut[f])
+                pieces = num_shards(strategy.cut[f], self.mesh_sizes)
                 border = rule.factors[f].border(pieces)
                 if pieces == 1 or not any(border):
                     continue

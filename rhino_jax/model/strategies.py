@@ -17,10 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rhino_jax.analysis.padding import merged_factors
 from rhino_jax.hardware.mesh import long_axes
 from rhino_jax.ir.factor import Dim, Factor, FactorKind, Layout, Rule
 from rhino_jax.ir.program import Op
-from rhino_jax.ir.spec import Spec, shards_per_dim
+from rhino_jax.ir.spec import Spec, num_shards, shards_per_dim
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.constants import CONSTANTS
 
@@ -99,7 +100,7 @@ def _axes_of_dim(
     axes: list[int] = []
     is_complete = True
     for factor in dim:
-        pieces = math.prod(sizes[a] for a in cut[factor])
+        pieces = num_shards(cut[factor], sizes)
         if cut[factor]:
             if not is_complete or factor_sizes[factor] % pieces:
                 return None
@@ -139,7 +140,7 @@ def _assignments(
 
     @functools.cache
     def fits(factor: int, axes: tuple[int, ...]) -> bool:
-        pieces = math.prod(sizes[a] for a in axes)
+        pieces = num_shards(axes, sizes)
         return _is_cut_well(factor_sizes[factor], pieces, factor in padded)
 
     every: Iterable[Places]
@@ -189,9 +190,7 @@ def count_assignments(
     ]
     for factor in cuttable:
         size = factor_sizes[factor]
-        mine = [
-            s for s in subsets if size and not size % math.prod(sizes[a] for a in s)
-        ]
+        mine = [s for s in subsets if size and not size % num_shards(s, sizes)]
         more = Counter(counts)
         for taken, count in counts.items():
             for axes in mine:
@@ -230,7 +229,7 @@ def _scatters(
             if dim >= 0:
                 spec[dim] = (*spec[dim], axis)
         if all(
-            d % math.prod(sizes[a] for a in axes) == 0
+            d % num_shards(axes, sizes) == 0
             for d, axes, before in zip(shape, spec, made, strict=True)
             if axes != before
         ):
@@ -243,7 +242,7 @@ def _is_legal_halo(
     """Whether all shards of windows have one size, and each shard is at least as wide
     as the border that it sends."""
     for factor, axes in zip(rule.factors, cut, strict=True):
-        pieces = math.prod(sizes[a] for a in axes)
+        pieces = num_shards(axes, sizes)
         if factor.kind is FactorKind.HALO and axes and not _is_wide(factor, pieces):
             return False
     return True
@@ -295,9 +294,7 @@ def _as_seen(
     counts = range(len(sizes) + 1)
     axes = [c for n in counts for c in itertools.combinations(sizes, n)]
     pieces = tuple(math.prod(c) for c in axes)
-    merged = {
-        f for x in rule.operands + rule.results for d in x if len(d) > 1 for f in d
-    }
+    merged = merged_factors(rule)
     factors = tuple(
         (
             f.is_cuttable,
@@ -389,16 +386,8 @@ def moves(op: Op, found: Sequence[Strategy], sizes: tuple[int, ...]) -> np.ndarr
     summed = [f for f, x in enumerate(rule.factors) if x.reducer] if rule else []
     if rule is None or not summed or op.traits.kind is not OpKind.REDUCTION:
         return np.ones(len(found))
-    return np.array(
-        [
-            any(
-                math.prod(sizes[a] for a in s.cut[f]) < rule.factors[f].size
-                for f in summed
-            )
-            for s in found
-        ],
-        dtype=float,
-    )
+    whole = np.array([rule.factors[f].size for f in summed])
+    return (shards(found, sizes)[:, summed] < whole).any(axis=1).astype(float)
 
 
 @functools.cache
