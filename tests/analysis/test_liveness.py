@@ -243,26 +243,6 @@ def test_of_rows_that_no_fusion_holds_only_the_scores_are_stored() -> None:
     assert kept(OBSERVED.longest_row + 1, GPU) == kept(OBSERVED.longest_row, GPU)
 
 
-@pytest.mark.parametrize(
-    ("scores_of", "are_stored"),
-    [(lambda q, k: q @ k, True), (lambda q, k: (q @ k) * 2, True),
-     (lambda q, k: (q @ k).astype(jnp.float32), True),
-     (lambda q, k: (q @ k).astype(jnp.float32) * 2, False),
-     (lambda q, k: jnp.transpose(q @ k).astype(jnp.float32) * 2, True)],
-)  # fmt: skip
-def test_scores_of_two_bytes_or_transposed_ones_are_stored(
-    scores_of: Any, are_stored: bool
-) -> None:
-    """In place of the exponentials: as compiled for v5e, tests/verify."""
-
-    def attention(q: Any, k: Any, v: Any) -> Any:
-        return jax.nn.softmax(scores_of(q, k), axis=-1).astype(q.dtype) @ v
-
-    found = materialised(attention, *(X.astype(jnp.bfloat16),) * 3, fusing=TPU)
-    assert ("exp" in found) is not are_stored
-    assert found.count("dot_general") == 1 + are_stored
-
-
 def test_long_rows_of_other_than_a_softmax_are_stored_as_short_ones() -> None:
     def residual_and_norm(x: Any, w: Any, v: Any) -> Any:
         y = x + x @ w

@@ -149,3 +149,23 @@ def test_a_matmuls_kernel_reads_and_writes_for_the_ops_after_it() -> None:
         for name, operands in others.items():
             assert [reads[n.id] for n in ops(graph, name)] == [operands]
         assert analysed(step, X, X, W, fusing=GPU)[1].kernels.epilogues == {}
+
+
+@pytest.mark.parametrize(
+    ("scores_of", "are_stored"),
+    [(lambda q, k: q @ k, True), (lambda q, k: (q @ k) * 2, True),
+     (lambda q, k: (q @ k).astype(jnp.float32), True),
+     (lambda q, k: (q @ k).astype(jnp.float32) * 2, False),
+     (lambda q, k: jnp.transpose(q @ k).astype(jnp.float32) * 2, True)],
+)  # fmt: skip
+def test_scores_of_two_bytes_or_transposed_ones_are_stored(
+    scores_of: Any, are_stored: bool
+) -> None:
+    """In place of the exponentials: as compiled for v5e, tests/verify."""
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        return jax.nn.softmax(scores_of(q, k), axis=-1).astype(q.dtype) @ v
+
+    found = stored(*analysed(attention, X, X, X), X.shape)
+    assert ("exp" in found) is not are_stored
+    assert found.count("dot_general") == 1 + are_stored
