@@ -258,7 +258,7 @@ def _find_epilogues(graph: Graph, materialised: Materialised) -> dict[int, Epilo
     own, computing, reducing = dict[int, set[int]](), set[int](), set[int]()
     for port, edge in zip(read_ports(graph).tolist(), graph.edges, strict=True):
         home = of[edge.target]
-        behind = [copied[p] for p in sources[port]]
+        behind = sorted(copied[p] for p in sources[port])
         if graph.nodes[edge.target].hosts_fusion:
             own.setdefault(edge.target, set()).update(behind)
         elif home not in (NOWHERE, maker[port], of[maker[port]]):
