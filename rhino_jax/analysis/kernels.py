@@ -347,27 +347,26 @@ def _find_widened(
             made = values[op.results[port.result]]
             if in_memory[port.id] and item_bytes(made.dtype) >= item_bytes("float32"):
                 stored[kernel] = max(stored.get(kernel, 0), made.size)
-        if op.traits.kind not in _WIDENED:
+        if op.traits.kind not in _RANKS:
             continue
         operand = 0 if op.traits.kind is OpKind.REDUCTION else NOWHERE
         value = values[(op.results if operand == NOWHERE else op.operands)[operand]]
-        rank = _WIDENED.index(op.traits.kind)
-        found = rank, value.size, node.id, operand
+        found = _RANKS[op.traits.kind], value.size, node.id, operand
         widest[kernel] = max(widest.get(kernel, found), found)
     return {
         node: operand
         for kernel, (rank, size, node, operand) in widest.items()
-        if _WIDENED[rank] is not OpKind.CONVOLUTION
+        if rank < _RANKS[OpKind.CONVOLUTION]
         and (operand != NOWHERE or stored.get(kernel, 0) < size)
     }
 
 
-_WIDENED = (
-    *sorted(ELEMENTWISE_KINDS, key=lambda kind: kind.value),
-    OpKind.REDUCTION,
-    OpKind.CONTRACTION,
-    OpKind.CONVOLUTION,
-)
+_RANKS = dict.fromkeys(ELEMENTWISE_KINDS, 0) | {
+    OpKind.REDUCTION: 1,
+    OpKind.CONTRACTION: 2,
+    OpKind.CONVOLUTION: 3,
+}
+"""Kinds of ops of a kernel; of the last that it has is what is widened."""
 
 
 def _takes_part(graph: Graph, node: Node) -> bool:

@@ -50,6 +50,7 @@ def test_sums_of_what_stays_take_less() -> None:
     ("fn", "dtype", "item_bytes"),
     [(lambda x: x + 1, jnp.float32, 8), (lambda x: x + 1, jnp.bfloat16, 8),
      (jnp.tanh, jnp.float32, 8), (lambda x: x.sum(-1), jnp.float32, 8),
+     (lambda x: x * jnp.exp(x[:, :1]), jnp.bfloat16, 8),
      (lambda x: x.astype(jnp.float32).sum(-1), jnp.bfloat16, 6)],
 )  # fmt: skip
 def test_kernels_take_one_more_pass_unless_they_store_float32(
