@@ -22,7 +22,7 @@ ALLOWED_S = 30.0
 """CPU seconds that planning may take on any cluster, drawn as a line."""
 
 _OTHER = "other"
-"""What is in no pass: passes of the program, stage cuts and schedules."""
+"""Key of the seconds of no pass: passes of the program, stage cuts and schedules."""
 
 _COLUMNS = (*(p.name for p in PASSES), _OTHER)
 
