@@ -63,7 +63,7 @@ def trained(mesh: Mesh) -> Any:
     }
     params, x = deep_arrays()
     free = rhino.plan(deep_step, params, x, **options)
-    budget = int(0.4 * free.predicted.peak_bytes)
+    budget = int(0.5 * free.predicted.peak_bytes)
     step = rhino.auto_shard(deep_step, memory_budget_bytes=budget, **options)
     plan = step.plan(params, x)
     assert plan.pipeline.is_offloaded

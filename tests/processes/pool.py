@@ -149,9 +149,14 @@ def free_port() -> int:
 
 
 def results(found: list[dict[str, Any]]) -> list[Any]:
-    """Return the results of processes; fail the test where one raised."""
-    for one in found:
-        assert "result" in one, one.get("text") or one["stderr"][-2000:]
+    """Return the results of processes; fail with all errors where one raised."""
+    # A collective that fails in one process fails in the others, for another reason.
+    raised = [
+        f"process {i}: {one.get('text') or one['stderr'][-2000:]}"
+        for i, one in enumerate(found)
+        if "result" not in one
+    ]
+    assert not raised, "\n".join(raised)
     return [one["result"] for one in found]
 
 

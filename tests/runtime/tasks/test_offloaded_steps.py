@@ -74,7 +74,7 @@ def moves(monkeypatch):
 def test_two_steps_are_those_of_one_device(moves, tmp_path):
     plan_options = {"sizes": (2,), "schedule": "gpipe"}
     free = planned(train_step, arguments(), **plan_options)
-    plan = planned(train_step, arguments(), 0.5, free, **plan_options)
+    plan = planned(train_step, arguments(), 0.4, free, **plan_options)
     assert plan.pipeline.is_offloaded
     expected = two_steps(jax.jit(train_step), arguments)
     plan.save(tmp_path / "plan.json")
@@ -90,7 +90,7 @@ def test_two_steps_are_those_of_one_device(moves, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stages", "layers", "schedule", "share"),
-    [(4, 8, "1f1b", 0.65), (4, 4, "gpipe", 0.5), (2, 8, "interleaved", 0.6)],
+    [(4, 8, "1f1b", 0.6), (4, 4, "gpipe", 0.5), (2, 8, "interleaved", 0.55)],
 )
 def test_all_schedules_give_the_same(stages, layers, schedule, share, moves):
     make = partial(arguments, layers)
