@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -55,21 +55,15 @@ def processes_of_mesh(mesh: Any) -> tuple[int, ...]:
     return processes_of(mesh.devices.flat) if isinstance(mesh, Mesh) else ()
 
 
-@contextlib.contextmanager
-def attending(mesh: Any | None) -> Iterator[None]:
+def attending(mesh: Any | None) -> contextlib.AbstractContextManager[None]:
     """Send heartbeats to other processes meanwhile, if the mesh is of several.
 
     Args:
       mesh: the mesh; None: not chosen yet, possibly over all devices.
     """
-    client = coordination_client()
-    is_shared = not is_alone()
-    if is_shared and mesh is not None:
-        is_shared = bool(processes_of_mesh(mesh))
-    with (
-        at_work(client, jax.process_index()) if is_shared else contextlib.nullcontext()
-    ):
-        yield
+    if is_alone() or (mesh is not None and not processes_of_mesh(mesh)):
+        return contextlib.nullcontext()
+    return at_work(coordination_client())
 
 
 def made_by_first(

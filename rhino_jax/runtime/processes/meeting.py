@@ -20,7 +20,7 @@ from rhino_jax.runtime.processes.listing import (
     from_bytes,
     to_bytes,
 )
-from rhino_jax.runtime.processes.service import Service, read_error, write_error
+from rhino_jax.runtime.processes.service import Service
 from rhino_jax.runtime.processes.signs import HeartbeatWatch, lost_after_s
 
 
@@ -138,7 +138,7 @@ class Meeting:
             )
         with contextlib.suppress(ProcessError):
             # Unless another process has reported one first.
-            self._service.put(f"{self._prefix}/error", write_error(told, self.me))
+            self._service.report(self._prefix, told)
             self._hear()
         raise error
 
@@ -173,12 +173,12 @@ class Meeting:
 
     def _raise_reported(self) -> None:
         """Raise the error that another process reported, if any."""
-        text = self._service.find(f"{self._prefix}/error")
-        if text is None:
+        found = self._service.reported(self._prefix)
+        if found is None:
             return
         with contextlib.suppress(ProcessError):
             self._hear()
-        raise read_error(text)[1]
+        raise found[1]
 
     def _difference(
         self, kind: str, theirs: Sequence[AgreedItem], mine: Sequence[AgreedItem]

@@ -11,24 +11,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import queue
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from typing import Any
 
 import jax
 
 from rhino_jax.errors import ProcessError, RhinoError
 from rhino_jax.runtime.processes.meeting import POLL_S
-from rhino_jax.runtime.processes.service import (
-    Service,
-    read_error,
-    watch_exit,
-    write_error,
-)
+from rhino_jax.runtime.processes.service import Service, first_line, watch_exit
 from rhino_jax.runtime.processes.signs import (
     BEAT_S,
     Heartbeat,
@@ -57,33 +52,22 @@ class _Waiter:
     """A thread that makes blocking calls, one after another, which may never return."""
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
-        self._ends: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self._calls = queue.SimpleQueue[tuple[Callable[[], Any], futures.Future[Any]]]()
         threading.Thread(target=self._run, name="rhino_jax waits", daemon=True).start()
 
     def _run(self) -> None:
         while True:
-            call = self._calls.get()
+            call, end = self._calls.get()
             try:
-                call()
+                end.set_result(call())
             except Exception as error:
-                self._ends.put(error)
-            else:
-                self._ends.put(None)
-            del call
+                end.set_exception(error)
+            del call, end
 
-    def start(self, call: Callable[[], Any]) -> None:
-        self._calls.put(call)
-
-    def end(self, within_s: float) -> bool:
-        """Whether the call has returned within `within_s`; raises the call's error."""
-        try:
-            error = self._ends.get(timeout=within_s)
-        except queue.Empty:
-            return False
-        if error is not None:
-            raise error
-        return True
+    def start(self, call: Callable[[], Any]) -> futures.Future[Any]:
+        end = futures.Future[Any]()
+        self._calls.put((call, end))
+        return end
 
 
 class Running:
@@ -101,28 +85,24 @@ class Running:
     ) -> None:
         self._client, self._service = client, Service(client, lost_after_s(), what)
         self.processes, self.what, self.me = tuple(processes), what, jax.process_index()
-        self._prefix, self._step, self._failures = prefix, 0, 0
+        self._prefix, self._failures = prefix, 0
+        self.step = 0  # number of the current step, from 1
         self.watch = HeartbeatWatch(self._service, what, _KEY)
         self._waiter: _Waiter | None = None
 
-    @property
-    def step(self) -> int:
-        """Number of the current step, from 1."""
-        return self._step
-
     def begin(self) -> None:
         """Start the next step."""
-        self._step += 1
+        self.step += 1
         client = id(self._client)
         is_first = client not in _points
-        _points[client] = f"{self._prefix} {self._step}"
+        _points[client] = f"{self._prefix} {self.step}"
         if is_first:
-            service = Service(self._client, 2 * BEAT_S, "")
-            key = _KEY.format(self.me)
-            beat = Heartbeat(service, key, lambda count: f"{count} {_points[client]}")
+            beat = Heartbeat(
+                self._client, _KEY, lambda count: f"{count} {_points[client]}"
+            )
             beat.start()
             atexit.register(beat.stop, LEFT)
-        self.watch.start(f"step {self._step}")
+        self.watch.start(f"step {self.step}")
 
     def wait(self, call: Callable[[], Any], on: Sequence[int], doing: str) -> None:
         """Make a call that returns when others have done their part.
@@ -136,17 +116,11 @@ class Running:
         """
         waiter = self._waiter or _Waiter()
         # A waiter whose call never returns is abandoned.
-        self._waiter = None
-        waiter.start(call)
-        try:
-            while not waiter.end(POLL_S):
-                self._look(on, doing)
-        except ProcessError:
-            raise
-        except Exception:  # the call's own
-            self._waiter = waiter
-            raise
+        self._waiter, end = None, waiter.start(call)
+        while not futures.wait([end], POLL_S).done:
+            self._look(on, doing)
         self._waiter = waiter
+        end.result()
 
     @contextlib.contextmanager
     def step_of_one_program(self) -> Iterator[None]:
@@ -167,20 +141,17 @@ class Running:
             process = self._missing() if is_status else None
             if process is None:
                 raise
-            text = str(error).splitlines()[0][:300]
-            given_s = MISSED_BEATS * BEAT_S
+            text, given_s = first_line(error), MISSED_BEATS * BEAT_S
             raise self.watch.lost(process, "in a collective", text, given_s) from error
 
     def _missing(self) -> int | None:
         """Return a process that sends no heartbeats, else one that exited, or None."""
-        others = [p for p in self.processes if p != self.me]
-        before = [self.watch.find(p) for p in others]
+        before = {p: self.watch.find(p) for p in self.processes if p != self.me}
         time.sleep(MISSED_BEATS * BEAT_S)
-        after = [self.watch.find(p) for p in others]
-        has_left = [sign.partition(" ")[0] == LEFT for sign in after]
-        pairs = zip(others, before, after, has_left, strict=True)
-        silent = [p for p, a, b, left in pairs if a == b and not left]
-        return next(iter([*silent, *itertools.compress(others, has_left)]), None)
+        after = {p: self.watch.find(p) for p in before}
+        left = [p for p, sign in after.items() if sign == LEFT]
+        silent = [p for p, sign in after.items() if sign == before[p] != LEFT]
+        return next(iter(silent + left), None)
 
     def meet(self, doing: str, on: Sequence[int] | None = None) -> None:
         """Wait until all processes are here.
@@ -207,19 +178,14 @@ class Running:
         """
         self._failures += 1
         with contextlib.suppress(ProcessError):
-            self._service.put(
-                self._reported_at(self._step), write_error(error, self.me)
-            )
+            self._service.report(f"{self._prefix}/{self.step}", error)
 
     def told(self) -> RhinoError | None:
         """Return the error that another process reported, in this or the last step."""
-        for step in (self._step, self._step - 1):
-            text = self._service.find(self._reported_at(step))
-            if text is None:
-                continue
-            process, error = read_error(text)
-            if process != self.me:
-                return error
+        for step in (self.step, self.step - 1):
+            found = self._service.reported(f"{self._prefix}/{step}")
+            if found is not None and found[0] != self.me:
+                return found[1]
         return None
 
     def reported_within(self, seconds: float) -> RhinoError | None:
@@ -228,9 +194,6 @@ class Running:
         while (error := self.told()) is None and time.monotonic() < until:
             time.sleep(0.1 * seconds)
         return error
-
-    def _reported_at(self, step: int) -> str:
-        return f"{self._prefix}/{step}/error"
 
     def _look(self, on: Sequence[int], doing: str) -> None:
         error = self.told()
@@ -245,6 +208,6 @@ class Running:
                 raise self.watch.lost(process, doing, "it ended")
             prefix, _, step = point.partition(" ")
             is_same = prefix == self._prefix
-            is_here = is_same and int(step) >= self._step
+            is_here = is_same and int(step) >= self.step
             at = f"; it is at {f'step {step}' if is_same else 'something else'}"
             self.watch.look(process, sign, bool(sign), is_here, doing, at)

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import os
-import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, NoReturn
 
 import jax
@@ -51,8 +52,7 @@ class Service:
 
     def put(self, key: str, data: bytes) -> None:
         """Set a key, unless it is set already."""
-        with contextlib.suppress(_AlreadyThere):
-            self._call(self._client.key_value_set_bytes, key, data)
+        self._call(self._client.key_value_set_bytes, key, data)
 
     def overwrite(self, key: str, text: str) -> None:
         """Set a key, whether it is set or not."""
@@ -61,53 +61,65 @@ class Service:
     def get(self, key: str, wait_s: float) -> bytes | None:
         """Return the value of a key, waiting for it to be set; None after `wait_s`."""
         wait_ms = max(1, round(1000 * wait_s))
-        found = self._call(
+        found: bytes | None = self._call(
             self._client.blocking_key_value_get_bytes, key, wait_ms, wait_s=wait_s
         )
-        return None if found is None else bytes(found)
+        return found
 
     def find(self, key: str) -> str | None:
         """Return the current value of a key, or None."""
-        found = self._call(self._client.key_value_try_get, key)
-        return None if found is None else str(found)
+        found: str | None = self._call(self._client.key_value_try_get, key)
+        return found
 
     def delete(self, key: str) -> None:
         """Delete a key, or all keys with a prefix that ends in a slash."""
         self._call(self._client.key_value_delete, key)
 
+    def report(self, prefix: str, error: RhinoError) -> None:
+        """Set an error for others to raise, unless one is set; see `reported`."""
+        said = {name: getattr(error, name) for name in _PARTS}
+        said |= {"kind": type(error).__name__, "lost": getattr(error, "lost", None)}
+        said |= {"process": jax.process_index()}
+        self.put(f"{prefix}/error", json.dumps(said).encode())
+
+    def reported(self, prefix: str) -> tuple[int, RhinoError] | None:
+        """Return the process that reported an error, and the error; or None."""
+        text = self.find(f"{prefix}/error")
+        if text is None:
+            return None
+        said = json.loads(text)
+        kind, lost = getattr(errors, said["kind"], ProcessError), said["lost"]
+        error: RhinoError = kind(**{name: said[name] for name in _PARTS})
+        if lost is not None and isinstance(error, ProcessError):
+            of_lost(error, lost)
+        return said["process"], error
+
     def _call(self, method: Callable[..., Any], *args: Any, wait_s: float = 0.0) -> Any:
-        """Call the client with a timeout; None where it finds nothing.
+        """Call the client with a timeout; None where a key is not set, or is already.
 
         Raises:
           ProcessError: the call fails, or takes too long.
         """
-        answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+        answer = Future[Any]()
 
         def run() -> None:
             try:
-                answers.put((method(*args), None))
+                answer.set_result(method(*args))
             except Exception as error:
                 if str(error).startswith("UNAVAILABLE"):
                     # JAX aborts this process at once: too soon to raise anything.
-                    told = self._gone(str(error).splitlines()[0][:300])
-                    os.write(2, f"{told}\n".encode())
-                answers.put((None, error))
+                    os.write(2, f"{self._gone(first_line(error))}\n".encode())
+                answer.set_exception(error)
 
         threading.Thread(target=run, name="rhino_jax asks", daemon=True).start()
         try:
-            found, error = answers.get(timeout=wait_s + self._patience_s)
-        except queue.Empty:
+            return answer.result(wait_s + self._patience_s)
+        except TimeoutError:
             raise self._gone(f"no answer for {self._patience_s:g} s") from None
-        if error is None:
-            return found
-        if not isinstance(error, jax.errors.JaxRuntimeError):
-            raise error
-        text = str(error)
-        if text.startswith(("DEADLINE_EXCEEDED", "NOT_FOUND")):
-            return None
-        if text.startswith("ALREADY_EXISTS"):
-            raise _AlreadyThere from None
-        raise self._gone(text.splitlines()[0][:300]) from error
+        except jax.errors.JaxRuntimeError as error:
+            if str(error).startswith(_NOTHING_NEW):
+                return None
+            raise self._gone(first_line(error)) from error
 
     def _gone(self, numbers: str) -> ProcessError:
         return ProcessError(
@@ -120,8 +132,15 @@ class Service:
         )
 
 
-class _AlreadyThere(Exception):
-    """The key is set already."""
+_NOTHING_NEW = "ALREADY_EXISTS", "DEADLINE_EXCEEDED", "NOT_FOUND"
+"""Errors of calls that changed nothing, or found nothing."""
+
+_PARTS = "what", "where", "numbers", "fix"
+
+
+def first_line(error: Exception) -> str:
+    """Return the beginning of an error's text, for messages."""
+    return str(error).splitlines()[0][:300]
 
 
 PATIENCE_S = 4.0
@@ -136,7 +155,6 @@ _POLL_S = 0.1
 _lost: set[int] = set()
 _status: list[Any] = []
 _is_ending: list[bool] = []
-_is_watched: list[bool] = []
 
 
 def of_lost(error: ProcessError, process: int) -> ProcessError:
@@ -150,33 +168,12 @@ def of_lost(error: ProcessError, process: int) -> ProcessError:
     return error
 
 
-_PARTS = ("what", "where", "numbers", "fix")
-
-
-def write_error(error: RhinoError, process: int) -> bytes:
-    """Return an error of a process as JSON, for the others to raise."""
-    said = {name: getattr(error, name) for name in _PARTS}
-    said |= {"kind": type(error).__name__, "lost": getattr(error, "lost", None)}
-    return json.dumps(said | {"process": process}).encode()
-
-
-def read_error(text: str) -> tuple[int, RhinoError]:
-    """Return the process and the error that `write_error` was given."""
-    said = json.loads(text)
-    kind, lost = getattr(errors, said["kind"], ProcessError), said["lost"]
-    error: RhinoError = kind(**{name: said[name] for name in _PARTS})
-    if lost is not None and isinstance(error, ProcessError):
-        of_lost(error, lost)
-    return said["process"], error
-
-
+@functools.cache
 def watch_exit() -> None:
     """Let this process exit without waiting for others, should it fail."""
-    if not _is_watched:
-        _is_watched.append(True)
-        # Handlers run in reverse order: this one before JAX's.
-        atexit.register(_end)
-        _see_exit()
+    # Handlers run in reverse order: this one before JAX's.
+    atexit.register(_end)
+    _see_exit()
 
 
 def _see_exit() -> None:

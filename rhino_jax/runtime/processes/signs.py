@@ -58,13 +58,14 @@ class Heartbeat:
     """The thread that sends this process's heartbeats.
 
     Args:
-      service: service that receives them.
-      key: key of the last one.
+      client: client of the service that receives them.
+      key: format of their keys.
       text: number of a heartbeat → its text.
     """
 
-    def __init__(self, service: Service, key: str, text: Callable[[int], str]) -> None:
-        self._service, self._key, self._text = service, key, text
+    def __init__(self, client: Any, key: str, text: Callable[[int], str]) -> None:
+        self._service = Service(client, 2 * BEAT_S, "`rhino_jax`")
+        self._key, self._text = key.format(jax.process_index()), text
         self._is_over = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name="rhino_jax signs of life", daemon=True
@@ -94,37 +95,31 @@ class Heartbeat:
 
 
 _visits = 0
-_depth = 0
+_is_at_work = False
 
 
 @contextlib.contextmanager
-def at_work(client: Any, process: int) -> Iterator[None]:
+def at_work(client: Any) -> Iterator[None]:
     """Send heartbeats within this context; an error inside is reported to others.
 
     Nested contexts (a sharded function that calls another) are one.
     """
-    global _visits, _depth
-    if _depth:
-        _depth += 1
-        try:
-            yield
-        finally:
-            _depth -= 1
+    global _visits, _is_at_work
+    if _is_at_work:
+        yield
         return
     _visits += 1
-    service = Service(client, 2 * BEAT_S, "`rhino_jax`")
     visit, last = _visits, "done"
-    key = _KEY.format(process)
-    beat = Heartbeat(service, key, lambda count: f"{visit} at work {count}")
+    beat = Heartbeat(client, _KEY, lambda count: f"{visit} at work {count}")
     beat.start()
-    _depth = 1
+    _is_at_work = True
     try:
         yield
     except BaseException as error:
         last = f"left {type(error).__name__}: {error}"[:1000]
         raise
     finally:
-        _depth = 0
+        _is_at_work = False
         beat.stop(f"{visit} {last}")
 
 
