@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from rhino_jax.runtime.processes.across import placed
 from rhino_jax.runtime.tasks.moves import (
     MeshMove,
     Relaid,
+    Way,
     in_mesh,
     leaving,
     moved_to,
@@ -117,28 +119,39 @@ class Controller:
 
     def __post_init__(self) -> None:
         self._at = {
-            (task.kind, task.group, task.place): (p, i)
+            (task.kind, task.group, task.place): (p, i, task)
             for p in self.programs
             for i, task in enumerate(p.of.tasks)
         }
         # Sums are sent once a step, by `_run`.
-        self._sends: dict[Place, list[TaskSend]] = {}
+        sends, met = defaultdict[Place, list[TaskSend]](list), self.step.met
         for send in self.step.sends:
             if send.key.kind is not ValueKind.SUM:
-                key = send.kind, send.source, send.place
-                self._sends.setdefault(key, []).append(send)
+                sends[send.kind, send.source, send.place].append(send)
+        self._ways = {place: self._ways_of(found) for place, found in sends.items()}
+        self._met = self._ways_of(met)
+        sums = (s for s in self.step.sends if s.key.kind is ValueKind.SUM)
+        self._sums = self._ways_of(send for send in sums if send not in met)
         self._unread = self._unread_after()
         self._waiting = {
-            (task.group, task.place): [
+            (group, place): [
                 k
                 for k in (*task.reads, *task.makes)
-                if k in self.step.waits_on_host(task.group)
+                if k in self.step.waits_on_host(group)
             ]
-            for p in self.programs
-            for task in p.of.tasks
-            if task.kind is TaskKind.FORWARD
+            for (kind, group, place), (_, _, task) in self._at.items()
+            if kind is TaskKind.FORWARD
         }
-        self._names = {k: p.of.tasks[i].name for k, (p, i) in self._at.items()}
+
+    def _ways_of(self, sends: Iterable[TaskSend]) -> list[Way]:
+        """Group sends by source and target."""
+        keys = defaultdict[tuple[int, int], list[ValueKey]](list)
+        for send in sends:
+            keys[send.source, send.target].append(send.key)
+        return [
+            Way(*ends, tuple(sent), [self.programs[ends[0]].shardings[k] for k in sent])
+            for ends, sent in keys.items()
+        ]
 
     def _unread_after(self) -> list[list[ValueKey]]:
         """Return the values of its micro-batch that are dead after each task."""
@@ -147,8 +160,7 @@ class Controller:
         for kind, chunk, m, *_ in reversed(self.order):
             group = self.step.chunks[chunk]
             at = self._at.get((kind, group, chunk))  # None for BETWEEN: frees nothing.
-            task = None if at is None else at[0].of.tasks[at[1]]
-            keys = () if task is None else (*task.reads, *task.makes)
+            keys = () if at is None else (*at[2].reads, *at[2].makes)
             later = seen.setdefault((group, m), set())
             found.append(
                 [k for k in keys if k.kind is ValueKind.INSIDE and k not in later]
@@ -202,7 +214,7 @@ class Controller:
         ]
         for group in range(step.groups):
             self._dispatch((TaskKind.START, group, 0), once, once)
-        met = list(step.met)
+        met = self._met
         for turn, unread in zip(self.order, self._unread, strict=True):
             kind, chunk, m, gone, goes_out, back = turn
             group, now = step.chunks[chunk], [of[m] for of in pieces]
@@ -211,7 +223,7 @@ class Controller:
             if kind is TaskKind.BETWEEN:
                 # Sums are sent once, before the first of these tasks.
                 self._send(met, once, once)
-                met.clear()
+                met = []
                 self._dispatch((kind, group, 0), once, once)
             else:
                 self._dispatch((kind, group, chunk), now, once)
@@ -224,8 +236,7 @@ class Controller:
                 self._move(pieces[group][behind], group, other, is_out=False)
         self._piece = None
         # The accumulated sums that updates on other submeshes read.
-        sums = (s for s in step.sends if s.key.kind is ValueKind.SUM)
-        self._send([send for send in sums if send not in step.met], once, once)
+        self._send(self._sums, once, once)
         every = (task for of in step.tasks for task in of)
         rounds = [(t.place, t.group) for t in every if t.kind is TaskKind.UPDATE]
         for place, group in sorted(rounds):
@@ -236,21 +247,19 @@ class Controller:
         self, output: Any, once: Sequence[dict[ValueKey, Any]], arrays: Any
     ) -> Any:
         if not isinstance(output, tuple):
-            return jax.device_put(output, self.programs[0].everywhere)
+            return placed([np.asarray(output)], [self.programs[0].everywhere])[0]
         group, key = output
         return arrays[key.number] if key.kind is ValueKind.INPUT else once[group][key]
 
     def _inputs(self, group: int, arrays: Sequence[Any]) -> dict[ValueKey, Any]:
-        keys = self.step.inputs(group)
-        found = {
-            key: arrays[key.number]
-            for key in keys
-            if self.step.home[key.number] == group
-        }
-        for key in keys:
-            if key not in found:
-                x = arrays[key.number]
-                found[key] = self._moved(x, key, x.sharding, group)
+        keys, home = self.step.inputs(group), self.step.home
+        found = {k: arrays[k.number] for k in keys if home[k.number] == group}
+        for source in range(self.step.groups):
+            sent = tuple(k for k in keys if home[k.number] == source != group)
+            if sent:
+                given = [arrays[k.number] for k in sent]
+                way = Way(source, group, sent, [x.sharding for x in given])
+                found |= zip(sent, self._moved(way, given), strict=True)
         return found
 
     def _number(self, group: int, m: int) -> Any:
@@ -277,27 +286,26 @@ class Controller:
         found = self._at.get(place)
         if found is None:
             return
-        programs, position = found
-        task, group = programs.of.tasks[position], programs.group
+        (programs, position, task), group = found, place[1]
         if self._takes_part(place, group):
             mine, here = once[group], now[group]
             arrays = [here[k] if k in here else mine[k] for k in task.reads]
-            self._start(place, group, arrays)
+            self._start(task.name, group, arrays)
             with in_mesh(programs.mesh):
                 results = programs.all[position](*arrays)
             for key, x in zip(task.makes, results, strict=True):
                 (here if key.kind is ValueKind.INSIDE else mine)[key] = x
             self._dispatched(self._task, group, results)
-        if place in self._sends:
-            self._send(self._sends[place], now, once)
+        if place in self._ways:
+            self._send(self._ways[place], now, once)
 
     def _takes_part(self, place: Place, group: int) -> bool:
         """Whether a task runs in this process."""
         return True
 
-    def _start(self, place: Place, group: int, arrays: Sequence[Any]) -> None:
+    def _start(self, name: str, group: int, arrays: Sequence[Any]) -> None:
         """Prepare for a task that reads these arrays."""
-        self._task = self._names[place]
+        self._task = name
 
     def _dispatched(self, name: str, group: int, results: Sequence[Any]) -> None:
         """Wait for the results of a task, where no other may run beside it."""
@@ -343,17 +351,27 @@ class Controller:
 
     def _send(
         self,
-        sends: Sequence[TaskSend],
+        ways: Sequence[Way],
         now: Sequence[dict[ValueKey, Any]],
         once: Sequence[dict[ValueKey, Any]],
     ) -> None:
-        for send in sends:
-            env = now if send.key.kind is ValueKind.INSIDE else once
-            x = env[send.source][send.key]
-            have = self.programs[send.source].shardings[send.key]
-            env[send.target][send.key] = self._moved(x, send.key, have, send.target)
+        for way in ways:
+            envs = [now if k.kind is ValueKind.INSIDE else once for k in way.keys]
+            ends = [(e[way.source], e[way.target]) for e in envs]
+            given = [of.get(k) for (of, _), k in zip(ends, way.keys, strict=True)]
+            moved = self._moved(way, given)
+            for (_, to), key, x in zip(ends, way.keys, moved, strict=True):
+                if x is not None:
+                    to[key] = x
 
-    def _moved(self, x: Any, key: ValueKey, have: NamedSharding, group: int) -> Any:
+    def _moved(self, way: Way, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Move values to another submesh; None where they are in other processes."""
+        given = zip(way.keys, arrays, way.have, strict=True)
+        return [self._moved_alone(*each, way.target) for each in given]
+
+    def _moved_alone(
+        self, key: ValueKey, x: Any, have: NamedSharding, group: int
+    ) -> Any:
         """Move a value to another submesh.
 
         By `jax.device_put` where both have as many devices along each mesh axis, else

@@ -36,6 +36,7 @@ from rhino_jax.runtime.meshes import can_run
 from rhino_jax.runtime.processes.across import assembled, here, placed
 from rhino_jax.runtime.processes.agree import processes_of_mesh
 from rhino_jax.runtime.tasks.controller import Controller, order_of
+from rhino_jax.runtime.tasks.moves import shards_of
 from rhino_jax.runtime.tasks.processes import join, shown_results
 from rhino_jax.runtime.tasks.programs import GroupPrograms
 
@@ -111,7 +112,7 @@ class Stacks:
                 found.append(part)
                 continue
             if end.whole not in shards:
-                shards[end.whole] = {s.device: s.data for s in x.addressable_shards}
+                shards[end.whole] = shards_of(x)
             mine = shards[end.whole]
             like = self.step.types[key]
             found.append(assembled(like, sharding, [mine[d] for d in here(sharding)]))
@@ -135,7 +136,7 @@ class Stacks:
                 continue
             of_part = dict(parts[i])
             arrays = [*of_part.values()]
-            shards = {s.device: s.data for x in arrays for s in x.addressable_shards}
+            shards = {d: data for x in arrays for d, data in shards_of(x).items()}
             length = sum(x.shape[0] for x in arrays)
             shape = (length, *arrays[0].shape[1:])
             like = jax.ShapeDtypeStruct(shape, arrays[0].dtype)
@@ -234,20 +235,15 @@ class TaskExecutable:
         sizes = [len(stage.devices) for stage in self.plan.stages]
         order = order_of(schedule_of(self.plan.pipeline), self.step.offloading)
         is_emulated = platform == "cpu" and max(sizes) > 1
+        alone = Controller(self.step, self.programs, order, is_emulated)
         if not self._processes:
-            return Controller(self.step, self.programs, order, is_emulated)
+            return alone
         shown = {
             i: self.out_shardings[end.whole]
             for i, end in enumerate(self.of_step.outputs)
             if end.part is None and self.out_shardings[end.whole].mesh == self.mesh
         }
-        return join(
-            Controller(self.step, self.programs, order, is_emulated),
-            self.mesh,
-            self._processes,
-            shown,
-            self.traced.name,
-        )
+        return join(alone, self.mesh, self._processes, shown, self.traced.name)
 
     @cached_property
     def is_runnable(self) -> bool:
@@ -257,27 +253,17 @@ class TaskExecutable:
         return with_weak_types(self._run(arrays), self.traced.out_types)
 
     def _run(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        arrays = self._on_devices(arrays)
+        # Python numbers too are sent to other submeshes.
+        arrays = [
+            placed([x], [sharding])[0] if is_python_scalar(x) else x
+            for x, sharding in zip(arrays, self.in_shardings, strict=True)
+        ]
         if not self.of_step.stacks:
             return self._controller.run(arrays)
         parts = self._stacks.parts(arrays)
         results = self._stacks.whole(self._controller.run(parts))
         self._stacks.delete_donated(arrays, parts)
         return results
-
-    def _on_devices(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Convert Python numbers to arrays on their home submesh.
-
-        They too are sent to other submeshes.
-        """
-        at = [i for i, x in enumerate(arrays) if is_python_scalar(x)]
-        if not at:
-            return arrays
-        found = list(arrays)
-        shardings = [self.in_shardings[i] for i in at]
-        for i, x in zip(at, placed([arrays[i] for i in at], shardings), strict=True):
-            found[i] = x
-        return found
 
     @cached_property
     def _stacks(self) -> Stacks:

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +24,32 @@ from jax import lax
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from rhino_jax._compat import context_mesh
+from rhino_jax.passes.staged.step import ValueKey
 from rhino_jax.runtime.constraints import spec_over
 from rhino_jax.runtime.processes.across import assembled
 
 
 Piece = tuple[tuple[int, int], ...]
 """Index range of a part of an array: (start, stop) per dim."""
+
+Route = tuple[Any, Any, Piece | None]
+"""Source device, target device, and the part of the source's shard that is moved; None:
+the whole shard."""
+
+
+class Way(NamedTuple):
+    """Values that one submesh sends to another.
+
+    Attributes:
+      source, target: indices of the submeshes.
+      keys: the values.
+      have: their shardings on the source.
+    """
+
+    source: int
+    target: int
+    keys: tuple[ValueKey, ...]
+    have: Sequence[NamedSharding]
 
 
 def leaving(
@@ -57,17 +78,14 @@ class MeshMove:
       name: name of the value.
       aval: shape and dtype of the value.
       source, target: its shardings before and after.
-      pairs: (source device, target device) of each shard, or part of one, in the
-        target's order.
-      pieces: part of the source shard that each pair transfers; None: the whole shard.
+      routes: route of each of the target's shards, in its order.
     """
 
     name: str
     aval: Any
     source: NamedSharding
     target: NamedSharding
-    pairs: tuple[tuple[Any, Any], ...]
-    pieces: tuple[Piece | None, ...]
+    routes: tuple[Route, ...]
 
     @classmethod
     def of(
@@ -84,56 +102,55 @@ class MeshMove:
         """
         shape = tuple(aval.shape)
         have, want = _bounds(source, shape), _bounds(target, shape)
-        pairs, pieces = [], []
+        routes = []
         devices = target.mesh.devices.flat
         for device, found in zip(devices, _sources(source, target, shape), strict=True):
             if found is None:
                 index = want[device]
                 raise ValueError(f"{name}: {source} has no shard {index} of {target}")
-            pairs.append((found, device))
-            pieces.append(_within(want[device], have[found]))
-        return cls(name, aval, source, target, tuple(pairs), tuple(pieces))
+            routes.append((found, device, _within(want[device], have[found])))
+        return cls(name, aval, source, target, tuple(routes))
 
     @property
     def text(self) -> str:
-        ids = " ".join(f"{a.id}→{b.id}" for a, b in self.pairs)
+        ids = " ".join(f"{a.id}→{b.id} {piece or ''}" for a, b, piece in self.routes)
         what = f"{self.name} {self.aval.dtype}{list(self.aval.shape)}"
-        pieces = "" if self.is_of_whole_shards else f" {self.pieces}"
-        return f"{what} {self.source.spec} → {self.target.spec} {ids}{pieces}"
-
-    @property
-    def is_of_whole_shards(self) -> bool:
-        return not any(self.pieces)
+        return f"{what} {self.source.spec} → {self.target.spec} {ids}"
 
     @property
     def is_straight(self) -> bool:
         """Whether every shard goes to the same position in the other mesh."""
-        flat = self.source.mesh.devices.ravel(), self.target.mesh.devices.ravel()
-        is_alike = len(flat[0]) == len(flat[1]) and self.is_of_whole_shards
-        return is_alike and self.pairs == tuple(zip(*flat, strict=True))
+        flat = (sharding.mesh.devices.flat for sharding in (self.source, self.target))
+        return self.routes == (*zip_longest(*flat, ()),)  # no pieces: whole shards
 
     @property
     def is_key(self) -> bool:
         return bool(jnp.issubdtype(self.aval.dtype, jax.dtypes.prng_key))
 
-    def between(self, source: int, target: int) -> list[tuple[Any, Any, Piece | None]]:
-        """Return the device pairs of two processes, each with its part of a shard."""
+    def between(self, source: int, target: int) -> list[Route]:
+        """Return the routes from one process to another."""
         return [
-            (a, b, piece)
-            for (a, b), piece in zip(self.pairs, self.pieces, strict=True)
-            if (a.process_index, b.process_index) == (source, target)
+            route
+            for route in self.routes
+            if [d.process_index for d in route[:2]] == [source, target]
+        ]
+
+    def parts(self, x: Any, routes: Iterable[Route]) -> list[Any]:
+        """Return what routes of the value move, on their source devices."""
+        shards = shards_of(x)
+        return [
+            shards[a]
+            if piece is None
+            else lax.slice(shards[a], *zip(*piece, strict=True))
+            for a, _, piece in routes
         ]
 
     def here(self, x: Any) -> jax.Array:
         """Return the value on its target, where both meshes are this process's."""
         if self.is_straight:
             return jax.device_put(x, self.target)
-        shards = shards_of(x)
-        parts = [
-            part_of(shards[a], piece)
-            for (a, _), piece in zip(self.pairs, self.pieces, strict=True)
-        ]
-        moved = jax.device_put(parts, [b for _, b in self.pairs])
+        devices = [b for _, b, _ in self.routes]
+        moved = jax.device_put(self.parts(x, self.routes), devices)
         return assembled(self.aval, self.target, moved)
 
 
@@ -163,13 +180,6 @@ def in_mesh(mesh: Any) -> Any:
 def shards_of(x: Any) -> dict[Any, Any]:
     """Return device → shard, for this process's shards of an array."""
     return {s.device: s.data for s in x.addressable_shards}
-
-
-def part_of(shard: Any, piece: Piece | None) -> Any:
-    """Return a part of a shard, on its device."""
-    if piece is None:
-        return shard
-    return lax.slice(shard, [a for a, _ in piece], [b for _, b in piece])
 
 
 def _same(x: Any) -> Any:

@@ -24,13 +24,14 @@ from rhino_jax._compat import coordination_client, own_host
 from rhino_jax.errors import ProcessError
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.staged.after import LIGHT_BYTES
-from rhino_jax.passes.staged.step import TaskSend, ValueKey, ValueKind
+from rhino_jax.passes.staged.step import ValueKey, ValueKind
 from rhino_jax.runtime.processes.across import away, placed
 from rhino_jax.runtime.processes.agree import attending
 from rhino_jax.runtime.processes.listing import AgreedItem
 from rhino_jax.runtime.processes.meeting import Meeting
 from rhino_jax.runtime.processes.running import Running
 from rhino_jax.runtime.tasks.controller import Controller, Place
+from rhino_jax.runtime.tasks.moves import Way
 from rhino_jax.runtime.tasks.transfers import HEARD_S, Exchange, TransferPort, server_of
 
 
@@ -60,7 +61,7 @@ class ProcessController(Controller):
         super().__post_init__()
         self.running = self.exchange.running
         self._replaced: dict[Place, Sequence[ValueKey]] = {
-            place: p.replaced(i) for place, (p, i) in self._at.items()
+            place: p.replaced(i) for place, (p, i, _) in self._at.items()
         }
         self._gone: list[ValueKey] = []
         self._before: deque[tuple[str, Sequence[int], Any]] = deque()
@@ -111,12 +112,11 @@ class ProcessController(Controller):
     def _result(
         self, output: Any, once: Sequence[dict[ValueKey, Any]], arrays: Any
     ) -> Any:
-        if not isinstance(output, tuple):
-            return placed([np.asarray(output)], [self.programs[0].everywhere])[0]
-        group, key = output
-        if key.kind is ValueKind.INPUT or self.exchange.mine[group]:
-            return super()._result(output, once, arrays)
-        return away(self.step.types[key], self.programs[group].shardings[key])
+        if isinstance(output, tuple):
+            group, key = output
+            if key.kind is not ValueKind.INPUT and not self.exchange.mine[group]:
+                return away(self.step.types[key], self.programs[group].shardings[key])
+        return super()._result(output, once, arrays)
 
     def _commit(self) -> None:
         """Wait until all processes have run all tasks before state is replaced.
@@ -138,8 +138,8 @@ class ProcessController(Controller):
             self._gone += replaced
         return self.exchange.mine[group]
 
-    def _start(self, place: Place, group: int, arrays: Sequence[Any]) -> None:
-        name, arriving = self._names[place], self.exchange.arriving
+    def _start(self, name: str, group: int, arrays: Sequence[Any]) -> None:
+        arriving = self.exchange.arriving
         if arriving:
             for x in arrays:
                 if id(x) in arriving:
@@ -186,40 +186,8 @@ class ProcessController(Controller):
 
     # Transfers.
 
-    def _inputs(self, group: int, arrays: Sequence[Any]) -> dict[ValueKey, Any]:
-        keys, home = self.step.inputs(group), self.step.home
-        found = {k: arrays[k.number] for k in keys if home[k.number] == group}
-        shardings = self.programs[group].shardings
-        for source in range(self.step.groups):
-            away_keys = [k for k in keys if home[k.number] == source != group]
-            if away_keys:
-                given = [
-                    arrays[k.number] if self.exchange.mine[source] else None
-                    for k in away_keys
-                ]
-                have = [arrays[k.number].sharding for k in away_keys]
-                want = [shardings[k] for k in away_keys]
-                moved = self.exchange.move(source, group, away_keys, given, have, want)
-                found |= dict(zip(away_keys, moved, strict=True))
-        return found
-
-    def _number(self, group: int, m: int) -> Any:
-        return super()._number(group, m) if self.exchange.mine[group] else None
-
-    def _send(
-        self,
-        sends: Sequence[TaskSend],
-        now: Sequence[dict[ValueKey, Any]],
-        once: Sequence[dict[ValueKey, Any]],
-    ) -> None:
-        for way in self.exchange.ways_of(sends):
-            source, target, keys, have, want = way
-            envs = [now if k.kind is ValueKind.INSIDE else once for k in keys]
-            given = [e[source].get(k) for e, k in zip(envs, keys, strict=True)]
-            moved = self.exchange.move(source, target, keys, given, have, want)
-            for env, key, x in zip(envs, keys, moved, strict=True):
-                if x is not None:
-                    env[target][key] = x
+    def _moved(self, way: Way, arrays: Sequence[Any]) -> Sequence[Any]:
+        return self.exchange.move(way, arrays)
 
     # What goes wrong.
 
@@ -294,14 +262,8 @@ def join(
         meeting.end()
     running = Running(client, processes, WHAT, meeting.name_of("run"))
     base = hashlib.sha256(meeting.name_of("run").encode()).digest()
-    exchange = Exchange(
-        alone.step,
-        alone.programs,
-        alone.is_emulated,
-        running,
-        TransferPort(server, addresses),
-        int.from_bytes(base[:8], "big"),
-    )
+    port = TransferPort(server, addresses, int.from_bytes(base[:8], "big"))
+    exchange = Exchange(alone.step, alone.programs, alone.is_emulated, running, port)
     return ProcessController(
         alone.step,
         alone.programs,

@@ -19,11 +19,12 @@ import numpy as np
 from jax.experimental import transfer
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from rhino_jax.passes.staged.step import StagedStep, TaskSend, ValueKey
+from rhino_jax.passes.staged.step import StagedStep, ValueKey
 from rhino_jax.runtime.placing import impl_of
 from rhino_jax.runtime.processes.across import assembled, here
 from rhino_jax.runtime.processes.running import Running
-from rhino_jax.runtime.tasks.moves import MeshMove, Relaid, leaving, part_of, shards_of
+from rhino_jax.runtime.processes.service import first_line
+from rhino_jax.runtime.tasks.moves import MeshMove, Relaid, Way, leaving
 from rhino_jax.runtime.tasks.programs import GroupPrograms
 
 
@@ -83,9 +84,17 @@ class Packet:
         found = {
             (a.process_index, b.process_index)
             for move in self.moves
-            for a, b in move.pairs
+            for a, b, _ in move.routes
         }
         return sorted(found)
+
+    def parts(self, arrays: Sequence[Any], source: int, target: int) -> list[Any]:
+        """Return the parts that go from one process to another; of PRNG keys, data."""
+        return [
+            jax.random.key_data(part) if move.is_key else part
+            for move, x in zip(self.moves, arrays, strict=True)
+            for part in move.parts(x, move.between(source, target))
+        ]
 
 
 class TransferPort:
@@ -94,86 +103,65 @@ class TransferPort:
     Args:
       server: server of `jax.experimental.transfer`.
       addresses: process → address of its server, for the other processes.
+      base: base of transfer ids, the same in all processes of the run.
     """
 
-    def __init__(self, server: Any, addresses: dict[int, str]) -> None:
-        self._server, self._addresses = server, addresses
+    def __init__(self, server: Any, addresses: dict[int, str], base: int) -> None:
+        self._server, self._addresses, self._base = server, addresses, base
         self._connections: dict[int, Any] = {}
         self.me = jax.process_index()
 
-    def give(self, packet: Packet, arrays: Sequence[Any], base: int, n: int) -> None:
+    def give(self, packet: Packet, arrays: Sequence[Any], n: int) -> None:
         """Offer the values to the other processes; parts for this one are not sent."""
         for source, target in packet.between:
-            if source != self.me or target == self.me:
-                continue
-            if packet.is_whole:
-                number = packet.number(base, n, source, target)
-                self._server.await_pull(number, list(arrays))
-                continue
-            parts = []
-            for move, x in zip(packet.moves, arrays, strict=True):
-                shards = shards_of(x)
-                for a, _, piece in move.between(source, target):
-                    part = part_of(shards[a], piece)
-                    parts.append(jax.random.key_data(part) if move.is_key else part)
-            self._server.await_pull(packet.number(base, n, source, target), parts)
+            if source == self.me != target:
+                number = packet.number(self._base, n, source, target)
+                parts = arrays
+                if not packet.is_whole:
+                    parts = packet.parts(arrays, source, target)
+                self._server.await_pull(number, list(parts))
 
-    def take(
-        self, packet: Packet, arrays: Sequence[Any], base: int, n: int
-    ) -> list[Any]:
+    def take(self, packet: Packet, arrays: Sequence[Any], n: int) -> list[Any]:
         """Receive the values on this process's devices of the target.
 
         Args:
           packet: the values.
           arrays: the values on their source; anything for those that are not here.
-          base: base of transfer ids.
           n: number of the packet.
         """
         if packet.is_whole and packet.between[0][0] != self.me:
-            ((source, _),) = packet.between
-            number = packet.number(base, n, source, self.me)
-            return list(self._peer(source).pull(number, packet.shapes))
+            return self._pull(packet, packet.between[0][0], n, packet.shapes)
         got: list[dict[Any, Any]] = [{} for _ in packet.moves]
         for source, target in packet.between:
             if target != self.me:
                 continue
+            wanted = [
+                (shards, move, b)
+                for shards, move in zip(got, packet.moves, strict=True)
+                for _, b, _ in move.between(source, target)
+            ]
             if source == self.me:
-                for parts, move, x in zip(got, packet.moves, arrays, strict=True):
-                    shards, pairs = shards_of(x), move.between(source, target)
-                    into = [b for _, b, _ in pairs]
-                    moved = jax.device_put(
-                        [part_of(shards[a], piece) for a, _, piece in pairs], into
-                    )
-                    parts |= dict(zip(into, moved, strict=True))
-                continue
-            number = packet.number(base, n, source, target)
-            self._pull(packet, source, number, got)
+                parts = packet.parts(arrays, source, target)
+                found = jax.device_put(parts, [b for _, _, b in wanted])
+            else:
+                shapes = [_shape_of_part(move, b) for _, move, b in wanted]
+                found = self._pull(packet, source, n, shapes)
+            for (shards, move, b), x in zip(wanted, found, strict=True):
+                impl = impl_of(str(move.aval.dtype)) if move.is_key else None
+                shards[b] = jax.random.wrap_key_data(x, impl=impl) if impl else x
         return [
-            assembled(move.aval, move.target, [parts[d] for d in here(move.target)])
-            for move, parts in zip(packet.moves, got, strict=True)
+            assembled(move.aval, move.target, [shards[d] for d in here(move.target)])
+            for move, shards in zip(packet.moves, got, strict=True)
         ]
-
-    def _peer(self, process: int) -> Any:
-        if process not in self._connections:
-            address = self._addresses[process]
-            self._connections[process] = self._server.connect(address)
-        return self._connections[process]
 
     def _pull(
-        self, packet: Packet, source: int, number: int, got: list[dict[Any, Any]]
-    ) -> None:
-        wanted = [
-            (parts, move, b)
-            for parts, move in zip(got, packet.moves, strict=True)
-            for _, b, _ in move.between(source, self.me)
-        ]
-        shapes = [_shape_of_part(move, b) for _, move, b in wanted]
-        pulled = self._peer(source).pull(number, shapes)
-        for (parts, move, b), x in zip(wanted, pulled, strict=True):
-            if move.is_key:
-                impl = impl_of(str(move.aval.dtype))
-                x = jax.random.wrap_key_data(x, impl=impl)
-            parts[b] = x
+        self, packet: Packet, source: int, n: int, shapes: Sequence[Any]
+    ) -> list[Any]:
+        if source not in self._connections:
+            address = self._addresses[source]
+            self._connections[source] = self._server.connect(address)
+        number = packet.number(self._base, n, source, self.me)
+        return list(self._connections[source].pull(number, shapes))
 
 
 def _shape_of_part(move: MeshMove, device: Any) -> jax.ShapeDtypeStruct:
@@ -206,8 +194,9 @@ def server_of(client: Any, host: str) -> Any:
 HEARD_S = 2.0
 """Seconds to wait for another process's error before this process reports its own."""
 
-Way = tuple[int, int, tuple[ValueKey, ...], list[NamedSharding], list[NamedSharding]]
-"""Source, target, value keys, and their shardings on each."""
+
+SHOWN = -1
+"""Target of results that are replicated over all processes."""
 
 
 @dataclass(eq=False)
@@ -222,7 +211,6 @@ class Exchange:
       is_emulated: see `Controller`.
       running: communication of the processes while they run.
       port: sends values to other processes and receives theirs.
-      base: base of transfer ids, the same in all processes of the run.
       on: indices of the processes of every submesh.
       mine: whether this process is one of them, for every submesh.
       arriving: values from other processes that were not awaited yet.
@@ -233,7 +221,6 @@ class Exchange:
     is_emulated: bool
     running: Running
     port: TransferPort
-    base: int
     on: list[list[int]] = field(init=False)
     mine: list[bool] = field(init=False)
     arriving: dict[int, tuple[Any, Sequence[int]]] = field(default_factory=dict)
@@ -242,7 +229,6 @@ class Exchange:
         meshes = [p.mesh.devices.flat for p in self.programs]
         self.on = [sorted({d.process_index for d in mesh}) for mesh in meshes]
         self.mine = [self.running.me in on for on in self.on]
-        self._ways: dict[Any, list[Way]] = {}
         self._packets: dict[Any, Packet] = {}
         self._relaid = Relaid()
         self._sent = 0
@@ -252,66 +238,23 @@ class Exchange:
         self.running.begin()
         self._sent = 0
 
-    def ways_of(self, sends: Sequence[TaskSend]) -> list[Way]:
-        """Group sends by source and target, with the shardings on each."""
-        if not sends:
-            return []
-        key = sends[0], len(sends)
-        if key not in self._ways:
-            keys: dict[tuple[int, int], list[ValueKey]] = {}
-            for s in sends:
-                keys.setdefault((s.source, s.target), []).append(s.key)
-            of = self.programs
-            self._ways[key] = [
-                (
-                    source,
-                    target,
-                    tuple(sent),
-                    [of[source].shardings[k] for k in sent],
-                    [of[target].shardings[k] for k in sent],
-                )
-                for (source, target), sent in keys.items()
-            ]
-        return self._ways[key]
-
-    def move(
-        self,
-        source: int,
-        target: int,
-        keys: Sequence[ValueKey],
-        arrays: Sequence[Any],
-        have: Sequence[NamedSharding],
-        want: Sequence[NamedSharding],
-    ) -> Sequence[Any]:
+    def move(self, way: Way, arrays: Sequence[Any]) -> Sequence[Any]:
         """Move values between submeshes; None in processes outside of the target."""
-        laid_out = [
-            self._laid_out(x, source, a, leaving(a, b, self.step.types[key].shape))
-            for key, x, a, b in zip(keys, arrays, have, want, strict=True)
-        ]
-        self._sent += 1
-        found = self._packets.get((source, target, *keys))
-        if found is None:
-            found = Packet(
-                tuple(
-                    MeshMove.of(f"{k.kind} {k.number}", self.step.types[k], a, b)
-                    for k, (_, a), b in zip(keys, laid_out, want, strict=True)
-                )
-            )
-            self._packets[source, target, *keys] = found
-        if self.on[source] == self.on[target] == [self.running.me]:
-            moves = zip(found.moves, laid_out, strict=True)
-            return [move.here(x) for move, (x, _) in moves]
-        return self._carry(found, [x for x, _ in laid_out], source, self.mine[target])
+        want = [self.programs[way.target].shardings[k] for k in way.keys]
+        packet, arrays = self._laid_out(way, want, arrays)
+        if self.on[way.source] == self.on[way.target] == [self.running.me]:
+            return [m.here(x) for m, x in zip(packet.moves, arrays, strict=True)]
+        return self._carry(packet, arrays, way.source, self.mine[way.target])
 
     def _carry(
         self, packet: Packet, arrays: Sequence[Any], source: int, is_target: bool
     ) -> Sequence[Any]:
         number = (self.running.step << 24) + self._sent
         if self.mine[source]:
-            self.port.give(packet, arrays, self.base, number)
+            self.port.give(packet, arrays, number)
         if not is_target:
             return [None] * len(arrays)
-        taken = self.port.take(packet, arrays, self.base, number)
+        taken = self.port.take(packet, arrays, number)
         self.arriving |= {id(x): (x, self.on[source]) for x in taken}
         return taken
 
@@ -339,34 +282,41 @@ class Exchange:
         except jax.errors.JaxRuntimeError as error:
             others = [p for p in on if p != self.running.me]
             told = self.running.reported_within(HEARD_S)
-            text = str(error).splitlines()[0][:300]
+            text = first_line(error)
             raise told or self.running.watch.lost(others[0], doing, text) from error
 
     def _laid_out(
-        self, x: Any, group: int, have: NamedSharding, want: NamedSharding
-    ) -> tuple[Any, NamedSharding]:
-        """Reshard a value on its submesh; return it and its sharding."""
-        if self.mine[group] and have != want:
-            self.meet(group, "to lay out what is sent")
-            x = self._relaid(x, have, want)
-            if self.is_emulated:
-                done = partial(jax.block_until_ready, x)
-                self.running.wait(done, self.on[group], "to lay out what is sent")
-        return x, want
+        self, way: Way, want: Sequence[NamedSharding], arrays: Sequence[Any]
+    ) -> tuple[Packet, list[Any]]:
+        """Plan a packet, and reshard its values on their submesh as they leave it."""
+        at, types = way[:3], self.step.types
+        if at not in self._packets:
+            self._packets[at] = Packet(
+                tuple(
+                    MeshMove.of(k.label, types[k], leaving(a, b, types[k].shape), b)
+                    for k, a, b in zip(way.keys, way.have, want, strict=True)
+                )
+            )
+        self._sent += 1
+        group, doing, found = way.source, "to lay out what is sent", list(arrays)
+        for i, move in enumerate(self._packets[at].moves):
+            if self.mine[group] and way.have[i] != move.source:
+                self.meet(group, doing)
+                found[i] = self._relaid(arrays[i], way.have[i], move.source)
+                if self.is_emulated:
+                    done = partial(jax.block_until_ready, found[i])
+                    self.running.wait(done, self.on[group], doing)
+        return self._packets[at], found
 
     def show(self, x: Any, group: int, key: ValueKey, sharding: NamedSharding) -> Any:
         """Replicate a result of one submesh over all processes."""
         aval, of = self.step.types[key], self.programs[group]
-        x, have = self._laid_out(x, group, of.shardings[key], of.everywhere)
         heads = {d.process_index: d for d in reversed(list(sharding.mesh.devices.flat))}
         mesh = jax.sharding.Mesh(np.array([heads[p] for p in sorted(heads)]), "process")
         target = NamedSharding(mesh, PartitionSpec())
-        packet = self._packets.get(("shown", key))
-        if packet is None:
-            packet = Packet((MeshMove.of(f"shown {key.number}", aval, have, target),))
-            self._packets["shown", key] = packet
-        self._sent += 1
-        (on_head,) = self._carry(packet, [x], group, is_target=True)
+        way = Way(group, SHOWN, (key,), [of.shardings[key]])
+        packet, arrays = self._laid_out(way, [target], [x])
+        (on_head,) = self._carry(packet, arrays, group, is_target=True)
         self.arrived(on_head, "for a result of the step")
         (one,) = (s.data for s in on_head.addressable_shards)
         devices = here(sharding)

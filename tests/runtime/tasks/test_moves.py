@@ -42,7 +42,7 @@ def test_values_are_the_same_on_groups_of_other_sizes(
     np.testing.assert_array_equal(got, x)
     # Every device gets what it is to have and no more.
     size = np.prod(target.shard_shape(SHAPE))
-    for (a, _), piece in zip(move.pairs, move.pieces, strict=True):
+    for a, _, piece in move.routes:
         shard = (
             as_sent.shard_shape(SHAPE)
             if piece is None

@@ -29,14 +29,14 @@ def move(spec: Any, target: Any = None, dtype: Any = jnp.float32) -> MeshMove:
 @pytest.mark.parametrize("spec", [P(), P("a"), P("b", "a"), P(("a", "b"))], ids=str)
 def test_every_shard_goes_to_its_own_place(spec: Any) -> None:
     found = move(spec)
-    assert found.is_straight and len(found.pairs) == 4
+    assert found.is_straight and len(found.routes) == 4
 
 
 def test_what_every_device_has_comes_from_its_own_place_too() -> None:
     one, other = meshes()
     whole, half = NamedSharding(one, P()), NamedSharding(other, P())
     found = MeshMove.of("x", jax.ShapeDtypeStruct((), jnp.int32), whole, half)
-    assert [a.id for a, _ in found.pairs] == [0, 1, 2, 3]
+    assert [a.id for a, *_ in found.routes] == [0, 1, 2, 3]
 
 
 def test_a_shard_that_no_device_has_is_an_error() -> None:
