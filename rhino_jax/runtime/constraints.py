@@ -30,7 +30,7 @@ def auto_mesh(mesh: Any) -> Any:
 
     Inside of `shard_map`, its Manual axes stay Manual.
     """
-    if all(kind is not AxisType.Explicit for kind in mesh.axis_types):
+    if not mesh.explicit_axes:
         return mesh
     kinds = (AxisType.Auto,) * len(mesh.axis_names)
     if isinstance(mesh, AbstractMesh):
@@ -137,9 +137,7 @@ def can_constrain(x: Any) -> bool:
 def explicit_part(sharding: NamedSharding) -> NamedSharding:
     """Return the sharding restricted to Explicit axes, as in array types."""
     mesh = sharding.mesh
-    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    explicit = {name for name, kind in kinds if kind is AxisType.Explicit}
-    return NamedSharding(mesh, spec_over(sharding.spec, explicit))
+    return NamedSharding(mesh, spec_over(sharding.spec, mesh.explicit_axes))
 
 
 def spec_over(spec: PartitionSpec, axes: Collection[str]) -> PartitionSpec:

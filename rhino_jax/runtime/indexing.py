@@ -14,7 +14,7 @@ from jax import lax
 from rhino_jax.frontend.rules.rotate import ROTATE, halves
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.program import Op
-from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.spec import Spec, num_shards
 from rhino_jax.ir.traits import OpKind
 
 
@@ -113,7 +113,7 @@ def writes_one_index(
     if not is_sharded:  # Nor has a scatter of windows' maxima any indices.
         return False
     held = specs[1] or ((),) * len(indices)
-    pieces = math.prod(sizes[a] for axes in held[:-1] for a in axes)
+    pieces = num_shards(itertools.chain(*held[:-1]), sizes)
     return math.prod(indices[:-1]) <= pieces
 
 
@@ -149,8 +149,7 @@ def concatenated(
     if not spec[axis] or not is_shifted:
         return None
     if op.name == ROTATE:
-        pieces = math.prod(sizes[a] for a in spec[axis])
-        if operands[0].shape[axis] % pieces == 0:
+        if operands[0].shape[axis] % num_shards(spec[axis], sizes) == 0:
             return None
         operands = halves(operands[0], params["shift"], axis)
     lengths = [x.shape[axis] for x in operands]

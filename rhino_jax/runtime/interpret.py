@@ -29,7 +29,7 @@ from rhino_jax.frontend.regions import (
 )
 from rhino_jax.ir.factor import Dim, FactorKind, Layout, Rule
 from rhino_jax.ir.program import USERS_CONSTRAINT, Op, Program, Region, RegionKind
-from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.spec import Spec, num_shards
 from rhino_jax.plan.decisions import Decisions, held_specs
 from rhino_jax.runtime.constraints import Constraints, auto_mesh
 from rhino_jax.runtime.indexing import (
@@ -75,8 +75,7 @@ def constrained(
         args, consts = placed[: len(jaxpr.invars)], placed[len(jaxpr.invars) :]
         outs = walk.region(program.body, jaxpr, consts, args)
         specs: Sequence[Spec | None] = decisions.outputs or (None,) * len(outs)
-        held = [decisions.values.get(o.value) for o in program.outputs]
-        return walk.leave(jaxpr, outs, held, specs)
+        return walk.leave(jaxpr, outs, [o.value for o in program.outputs], specs)
 
     return run
 
@@ -225,8 +224,7 @@ class _Interpretation:
                 self.mesh.place(x, s) for x, s in zip(args, entering, strict=False)
             ]
             outs = self.region(region, inner, consts, placed)
-            held = [self.decisions.values.get(v) for v in region.outputs]
-            return self.leave(inner, outs, held, leaving)
+            return self.leave(inner, outs, region.outputs, leaving)
 
         return run
 
@@ -234,7 +232,7 @@ class _Interpretation:
         self,
         jaxpr: Any,
         outs: Sequence[Any],
-        held: Sequence[Spec | None],
+        values: Sequence[int],
         wanted: Sequence[Spec | None],
     ) -> list[Any]:
         """Reshard the results of a jaxpr to the specs in which they leave it.
@@ -244,10 +242,10 @@ class _Interpretation:
         """
         makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
         placed = []
-        for x, atom, have, want in zip(outs, jaxpr.outvars, held, wanted, strict=True):
+        for x, atom, v, want in zip(outs, jaxpr.outvars, values, wanted, strict=True):
             eqn = None if is_literal(atom) else makers.get(atom)
             with contextlib.nullcontext() if eqn is None else eqn_context(eqn):
-                placed.append(self.mesh.travel(x, have, want))
+                placed.append(self.mesh.travel(x, self.decisions.values.get(v), want))
         return placed
 
     def entering(self, op: Op, region: Region) -> list[Spec | None]:
@@ -364,7 +362,7 @@ def _cuts_no_whole(
     if all(f.kind is not FactorKind.WHOLE for f in factors):
         return True
     major = itertools.takewhile(lambda f: f.kind is not FactorKind.WHOLE, factors)
-    return math.prod(f.size for f in major) % math.prod(sizes[a] for a in axes) == 0
+    return math.prod(f.size for f in major) % num_shards(axes, sizes) == 0
 
 
 def carried(op: Op, position: int) -> tuple[int, ...]:

@@ -46,15 +46,10 @@ def read_mesh(mesh: Any, what: str = "`auto_shard`") -> Any | None:
             numbers=str(mesh),
             fix="pass a mesh with axes, or nothing: rhino chooses.",
         )
-    if AxisType.Manual in mesh.axis_types:
-        manual = [
-            name
-            for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-            if kind is AxisType.Manual
-        ]
+    if mesh.manual_axes:
         raise MeshError(
             f"{what}: the mesh has Manual axes, as inside of `shard_map`.",
-            where=", ".join(map(str, manual)),
+            where=", ".join(map(str, mesh.manual_axes)),
             numbers=f"axis types {mesh.axis_types}",
             fix="call it outside of shard_map, on Auto or Explicit axes.",
         )

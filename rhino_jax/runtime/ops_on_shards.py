@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from rhino_jax._compat import bind_eqn
 from rhino_jax.frontend.pallas import (
@@ -41,7 +41,7 @@ from rhino_jax.frontend.registry import local_params as params_of_part
 from rhino_jax.frontend.rules.dot import RAGGED_DOTS
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Op
-from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.spec import Spec, local_shape, num_shards
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.runtime.constraints import spec_on_mesh
 from rhino_jax.runtime.grouped_sets import each_set
@@ -135,20 +135,14 @@ def _top_k(eqn: Any, dim: int, names: Sequence[str], x: Any) -> list[Any]:
     if params.get(_RECALLED_OF, 0) < 0:
         params[_RECALLED_OF] = width * Shards(names).count
     best, at = bind_eqn(eqn, [x], params)
-    best, at = _candidates(best, at, dim, names, width)
+    # Positions in the whole dim, of the best elements of all shards.
+    at = at + (Shards(names).position() * width).astype(at.dtype)
+    best, at = (_gathered(y, dim, names) for y in (best, at))
     if params.get("is_max_k", True):
         order = lax.top_k(best, k, axis=dim)[1]
     else:
         order = lax.slice_in_dim(jnp.argsort(best, axis=dim), 0, k, axis=dim)
     return [jnp.take_along_axis(y, order, dim) for y in (best, at)]
-
-
-def _candidates(
-    best: Any, at: Any, dim: int, names: Sequence[str], width: int
-) -> tuple[Any, Any]:
-    """Return the best elements of all shards along `dim` and their global positions."""
-    at = at + (Shards(names).position() * width).astype(at.dtype)
-    return _gathered(best, dim, names), _gathered(at, dim, names)
 
 
 def _running(eqn: Any, dim: int, names: Sequence[str], x: Any) -> list[Any]:
@@ -218,9 +212,9 @@ def run_each_part(
         return None
     values = (*eqn.invars, *eqn.outvars)
     # The `sharding` parameters of a gradient refer to the global array, not a shard.
-    said = dict.fromkeys(eqn.params.keys() & {"sharding", "out_sharding"})
+    said = eqn.params.keys() & {"sharding", "out_sharding"}
+    params = {**eqn.params, **dict.fromkeys(said)}
     run: Callable[..., Sequence[Any]] | None = None
-    params = {**eqn.params, **said}
     merged = sharded_dim(rule, cuts, FactorKind.MERGE)
     is_ragged = op.name in RAGGED_DOTS
     rows = sharded_dim(rule, cuts, FactorKind.INDEX) if is_ragged else None
@@ -234,10 +228,7 @@ def run_each_part(
     else:
         layouts = (*rule.operands, *rule.results)
         parts = [
-            tuple(
-                n // math.prod(mesh.axis_sizes[a] for a in axes)
-                for n, axes in zip(v.aval.shape, spec_under(x, cuts), strict=True)
-            )
+            local_shape(spec_under(x, cuts), v.aval.shape, mesh.axis_sizes)
             for v, x in zip(values, layouts, strict=True)
         ]
         params = params_of_part(op.name, params, parts[:count], parts[count:])
@@ -271,16 +262,31 @@ def run_each_part(
         spec_on_mesh(spec, v.aval.shape, mesh)
         for spec, v in zip(every, values, strict=True)
     ]
-    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    results = jax.shard_map(
-        on_parts,
+    return list(zip(_mapped(on_parts, mesh, named, args), done, strict=True))
+
+
+def _mapped(
+    run: Callable[..., Any],
+    mesh: Any,
+    named: Sequence[PartitionSpec],
+    args: Sequence[Any],
+) -> Any:
+    """Run a function on shards.
+
+    Args:
+      run: function of the shards of its arguments.
+      mesh: the mesh; its Manual axes stay around the function.
+      named: specs of arguments, then of results.
+      args: the arguments.
+    """
+    return jax.shard_map(
+        run,
         mesh=mesh,
-        axis_names={name for name, kind in kinds if kind is AxisType.Auto},
-        in_specs=tuple(named[:count]),
-        out_specs=named[count:],
+        axis_names={*mesh.auto_axes},
+        in_specs=tuple(named[: len(args)]),
+        out_specs=list(named[len(args) :]),
         check_vma=False,
     )(*args)
-    return list(zip(results, done, strict=True))
 
 
 def _cuts(
@@ -372,7 +378,7 @@ def run_on_shards(
         named = [PartitionSpec()] * (len(args) + len(eqn.outvars))
     else:
         pieces = [
-            math.prod(mesh.axis_sizes[a] for a in cuts.get(axis, ()))
+            num_shards(cuts.get(axis, ()), mesh.axis_sizes)
             for axis in range(len(grid.sizes))
         ]
         params_of = functools.partial(local_params, eqn.params, grid, pieces)
@@ -384,13 +390,10 @@ def run_on_shards(
             )
             for axes, shape in moves
         ]
-    return jax.shard_map(
-        lambda *shards: bind_eqn(eqn, shards, params_of()),
-        mesh=mesh,
-        in_specs=tuple(named[: len(args)]),
-        out_specs=named[len(args) :],
-        check_vma=False,
-    )(*args)
+    results: list[Any] = _mapped(
+        lambda *shards: bind_eqn(eqn, shards, params_of()), mesh, named, args
+    )
+    return results
 
 
 def cuts_of(
@@ -411,6 +414,6 @@ def cuts_of(
             if axis is not None and cuts.setdefault(axis, by) != by:
                 return None
     for axis, by in cuts.items():
-        if grid.sizes[axis] % math.prod(sizes[a] for a in by):
+        if grid.sizes[axis] % num_shards(by, sizes):
             return None
     return {axis: by for axis, by in cuts.items() if by}

@@ -23,15 +23,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from rhino_jax.ir.factor import Dim, FactorKind, Layout, Rule
-from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.spec import Spec, num_shards
 
 
 def with_halo(
@@ -100,14 +100,9 @@ class Shards:
 
     def _device(self, position: int) -> int:
         """Return the position of a shard's device in the order of the mesh."""
-        at: list[int] = []
-        for size in reversed(self.sizes):
-            position, place = divmod(position, size)
-            at.insert(0, place)
-        number = 0
-        for i in self._in_mesh:
-            number = number * self.sizes[i] + at[i]
-        return number
+        at, order = np.unravel_index(position, self.sizes), self._in_mesh
+        sizes = [self.sizes[i] for i in order]
+        return int(np.ravel_multi_index([at[i] for i in order], sizes))
 
 
 def _received(
@@ -166,7 +161,7 @@ def find_cuts(
     found = {f: axes for f, axes in cuts.items() if axes}
     used = [axis for axes in found.values() for axis in axes]
     is_even = all(
-        size % math.prod(sizes[a] for a in axes) == 0
+        size % num_shards(axes, sizes) == 0
         for f, axes in found.items()
         for size in (rule.factors[f].size, rule.factors[f].slides_over or 0)
     )
@@ -196,20 +191,8 @@ def spec_under(layout: Layout, cuts: Cuts) -> Spec:
     return tuple(tuple(a for f in dim for a in cuts.get(f, ())) for dim in layout)
 
 
-@dataclass(frozen=True, slots=True)
-class _Border:
-    """The halo that a shard of the image receives along one dim.
-
-    Attributes:
-      dim: dim of the image.
-      axes: names of the mesh axes that shard it, major first.
-      lower, upper: number of elements before and after the shard.
-    """
-
-    dim: int
-    axes: tuple[str, ...]
-    lower: int
-    upper: int
+_GROUP_COUNTS = "batch_group_count", "feature_group_count"
+"""Parameters that count groups: of the image's batch, then of its channels."""
 
 
 def on_shard(
@@ -240,7 +223,7 @@ def on_shard(
         (f,) = rule.operands[0][a]
         if rule.factors[f].kind is not FactorKind.HALO or not cuts.get(f):
             continue
-        pieces = math.prod(mesh.axis_sizes[axis] for axis in cuts[f])
+        pieces = num_shards(cuts[f], mesh.axis_sizes)
         stride = params["window_strides"][i]
         own, step = result[c], stride
         others, other_step = kernel[b], params["rhs_dilation"][i]
@@ -249,49 +232,29 @@ def on_shard(
         dilation = params["lhs_dilation"][i]
         lower, upper = rule.factors[f].halo
         names = tuple(mesh.axis_names[axis] for axis in cuts[f])
-        borders.append(_Border(a, names, lower, upper))
+        borders.append((a, lower, upper, names))  # arguments of `with_halo`
         low = padding[i][0] - lower * dilation
         held = low + (lower + image[a] // pieces + upper - 1) * dilation + 1
         read = (own // pieces - 1) * step + (others - 1) * other_step + 1
         # Elements beyond the last window, too few for another one, may stay.
         padding[i] = low, 0 if 0 < held - read < stride else read - held
 
-    left_out = [
-        (dim, max(0, -low), max(0, -high))
-        for dim, (low, high), dilation in zip(
-            numbers.lhs_spec[2:], padding, params["lhs_dilation"], strict=True
-        )
-        if dilation == 1 and min(low, high) < 0
-    ]
-    sliced = {dim for dim, _, _ in left_out}
-    padding = [
-        (max(0, low), max(0, high)) if dim in sliced else (low, high)
-        for dim, (low, high) in zip(numbers.lhs_spec[2:], padding, strict=True)
-    ]
+    left_out = []
+    for i, (low, high) in enumerate(padding):
+        if params["lhs_dilation"][i] == 1 and min(low, high) < 0:
+            left_out.append((numbers.lhs_spec[2 + i], max(0, -low), max(0, -high)))
+            padding[i] = max(0, low), max(0, high)
 
     def with_borders(x: Any, kernel: Any) -> list[Any]:
         for border in borders:
-            x = with_halo(x, border.dim, border.lower, border.upper, border.axes)
+            x = with_halo(x, *border)
         for dim, low, high in left_out:
             x = lax.slice_in_dim(x, low, x.shape[dim] - high, axis=dim)
         return [x, kernel]
 
-    groups = _groups(rule, params, cuts, mesh)
-    return with_borders, {**params, **groups, "padding": tuple(padding)}
-
-
-def _groups(
-    rule: Rule, params: Mapping[str, Any], cuts: Cuts, mesh: Any
-) -> dict[str, int]:
-    """Return the group counts of a shard."""
-    numbers = params["dimension_numbers"]
-    found = {}
-    for name, dim in (
-        ("feature_group_count", numbers.lhs_spec[1]),
-        ("batch_group_count", numbers.lhs_spec[0]),
-    ):
+    groups = {}  # of a shard
+    for name, dim in zip(_GROUP_COUNTS, numbers.lhs_spec, strict=False):
         if params[name] > 1:
             axes = cuts.get(rule.operands[0][dim][0], ())
-            pieces = math.prod(mesh.axis_sizes[axis] for axis in axes)
-            found[name] = params[name] // pieces
-    return found
+            groups[name] = params[name] // num_shards(axes, mesh.axis_sizes)
+    return with_borders, {**params, **groups, "padding": tuple(padding)}
