@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,15 +81,11 @@ def leaves_for(
       RhinoError: an array matches no argument, or several with different specs.
     """
     known = arguments_of(plan)
-    finder = _SubtreeFinder(
-        what,
-        plan,
-        known,
-        [
-            ArrayLeaf(keys_of(leaf.path), kind(shape_of(leaf), leaf.dtype))
-            for leaf in known
-        ],
-    )
+    planned = [
+        ArrayLeaf(keys_of(leaf.path), kind(shape_of(leaf), leaf.dtype))
+        for leaf in known
+    ]
+    finder = _SubtreeFinder(what, plan, known, planned)
     types = [array_type(x) for x in leaves.arrays]
     # Paths begin with `out`.
     arrays = tuple(
@@ -97,10 +95,8 @@ def leaves_for(
     if not arrays:
         return []
     whole = ArgumentSubtree("", tuple(range(len(arrays))), arrays)
-    data = leaves.tree.node_data()
-    found = finder.find(
-        whole, is_sequence=(data is not None and data[0] in (tuple, list))
-    )
+    kind_of, _ = leaves.tree.node_data() or (None, None)
+    found = finder.find(whole, is_sequence=kind_of in (tuple, list))
     return [known[found[i]] for i in range(len(arrays))]
 
 
@@ -139,16 +135,14 @@ class _SubtreeFinder:
                 if placed is not None:
                     return placed
             # Refuse a full argument list whose paths match and whose arrays do not.
-            places = [(str(i), *keys_of(leaf.path)[1:]) for i, leaf in self._numbered()]
-            if {*places} == {a.path for a in whole.arrays}:
-                there = dict(zip(places, range(len(self.known)), strict=True))
+            there = {
+                (str(i), *self.arrays[k].path[1:]): k
+                for i, members in enumerate(self._arguments())
+                for k in members
+            }
+            if {*there} == {a.path for a in whole.arrays}:
                 raise self._misfit([self._differing(whole, there)])
         return self._found(whole, is_root=True)
-
-    def _numbered(self) -> Iterator[tuple[int, Leaf]]:
-        for i, members in enumerate(self._arguments()):
-            for k in members:
-                yield i, self.known[k]
 
     def _in_order(self, whole: ArgumentSubtree) -> dict[int, int] | None:
         """Match the arrays as the plan's arguments from the first on, or None."""
@@ -167,13 +161,10 @@ class _SubtreeFinder:
 
     def _as_pair(self, whole: ArgumentSubtree) -> dict[int, int] | None:
         """Match the arrays as a pair (args, kwargs), or return None."""
-        place: dict[int, tuple[str, ...]] = dict.fromkeys(range(len(self.arrays)), ())
+        paths = {k: ("1", *array.path) for k, array in enumerate(self.arrays)}
         for i, members in enumerate(self._arguments()):
-            place.update(dict.fromkeys(members, ("0", str(i))))
-        there = {}
-        for k, array in enumerate(self.arrays):
-            path = (*place[k], *array.path[1:]) if place[k] else ("1", *array.path)
-            there[ArrayLeaf(path, array.kind)] = k
+            paths |= {k: ("0", str(i), *self.arrays[k].path[1:]) for k in members}
+        there = {ArrayLeaf(p, self.arrays[k].kind): k for k, p in paths.items()}
         if set(there) != set(whole.arrays):
             return None
         return {n: there[a] for n, a in zip(whole.numbers, whole.arrays, strict=True)}
@@ -181,16 +172,12 @@ class _SubtreeFinder:
     def _arguments(self) -> list[list[int]]:
         """Return the positions of each argument's known leaves, possibly none."""
         args, _ = self.plan.in_tree.children()
-        count = len(args.children())
-        ends: list[int] = []
-        for argument in args.children():
-            ends.append((ends[-1] if ends else 0) + argument.num_leaves)
-        found: list[list[int]] = [[] for _ in range(count)]
+        ends = [*itertools.accumulate(arg.num_leaves for arg in args.children())]
+        # The last list is of keyword arguments.
+        found: list[list[int]] = [[] for _ in range(len(ends) + 1)]
         for k, position in enumerate(self.plan.in_leaf_positions):
-            place = next((i for i, end in enumerate(ends) if position < end), None)
-            if place is not None:
-                found[place].append(k)
-        return found
+            found[bisect.bisect(ends, position)].append(k)
+        return found[:-1]
 
     def _found(self, part: ArgumentSubtree, *, is_root: bool = False) -> dict[int, int]:
         places = find_places(part.arrays, self.arrays, part.name, needs_name=False)
@@ -250,9 +237,8 @@ class _SubtreeFinder:
         """
         given, planned = places[0][0]
         shape, dtype = planned.shape, planned.dtype
-        names = [name for name, _ in self.plan.mesh_axes]
         numbers = f"got {_kind_text(given)}, planned {format_array(dtype, shape)} as"
-        numbers += f" {format_spec(planned.spec, names)}"
+        numbers += f" {self._spec(planned)}"
         numbers += f" over {axes_text(self.plan.mesh_axes)}"
         if len(places[0]) > 1:
             numbers += f"; {len(places[0])} arrays differ"
@@ -265,18 +251,18 @@ class _SubtreeFinder:
             " under `auto_shard`.",
         )
 
+    def _spec(self, leaf: Leaf) -> str:
+        return format_spec(leaf.spec, [name for name, _ in self.plan.mesh_axes])
+
     def _ambiguous(
         self, part: ArgumentSubtree, places: Sequence[Sequence[int]]
     ) -> RhinoError:
-        names = [name for name, _ in self.plan.mesh_axes]
         firsts = [self.known[place[0]] for place in places]
         return RhinoError(
             f"{self.what}: {_called(part)} could be several arguments of"
             f" `{self.plan.program_name}`, which are not sharded alike.",
             where=" or ".join(leaf.path for leaf in firsts),
-            numbers="; ".join(
-                f"{leaf.path} {format_spec(leaf.spec, names)}" for leaf in firsts
-            ),
+            numbers="; ".join(f"{leaf.path} {self._spec(leaf)}" for leaf in firsts),
             fix="say which: give the whole argument in a dict, as"
             f" {{{keys_of(firsts[0].path)[0]!r}: …}}, or all arguments in order.",
         )

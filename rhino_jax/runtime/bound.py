@@ -60,8 +60,8 @@ class Bound(Generic[AnyPlan]):
         # Aval and sharding of each argument when it was last placed as planned, which
         # are compared at once: what takes 2 µs for an array takes ms for a thousand.
         self._seen: list[list[Any]] = [[()] * count for _ in range(2)]
-        kinds = [str(dtype) for _, dtype, *_ in traced.signature.arrays]
         # Arrays of random keys have the public attribute alone.
+        kinds = (str(dtype) for _, dtype, *_ in traced.signature.arrays)
         has_keys = any(kind.startswith("key<") for kind in kinds)
         self._sharding_of = _SHARDING if has_keys else sharding_of_array
         self._donations = Donations(
@@ -70,7 +70,6 @@ class Bound(Generic[AnyPlan]):
         self._numbers: dict[int, tuple[Any, Any]] = {}
         self._only_arrays = not traced.arguments.statics
         self.feedback = Feedback(traced)
-        self._out_only_arrays = not traced.result.statics
         owned = frozenset() if traced.written is None else traced.written.owned
         self._owned = [i for i in owned if traced.donated[i]]
         # Tasks of several stages coordinate processes themselves.
@@ -250,27 +249,28 @@ class Bound(Generic[AnyPlan]):
         self.storage.gave(outs)
         if arguments.to_move and arguments.lifted is None:
             self._delete_donated(arguments, arrays, outs)
-        outs = self.write_captured(outs)
-        if arguments.lifted is not None:
-            return self.finish(arguments.lifted, arrays, outs)
-        return self.result(outs)
+        return self._finish(arguments.lifted, arrays, outs)
 
     def _check_captured(self, lifted: Lifted) -> None:
         self.traced.captured.check(lifted.references, self.traced.name)
 
-    def write_captured(self, outs: Sequence[Any]) -> list[Any]:
-        """Write back to captured references; returns the results of the function."""
-        own, after = self.traced.captured.split(outs)
-        self.traced.captured.write(after)
-        return own
+    def _finish(
+        self, lifted: Lifted | None, arrays: Sequence[Any], outs: Sequence[Any]
+    ) -> Any:
+        """Write back to captured references and the user's objects; return the result.
 
-    def finish(self, lifted: Lifted, arrays: Sequence[Any], outs: Sequence[Any]) -> Any:
-        """Write back to the user's objects, and return the result."""
+        Args:
+          lifted: the objects among the arguments, or None.
+          arrays: the arrays of the call.
+          outs: results of the program.
+        """
+        outs, after = self.traced.captured.split(outs)
+        self.traced.captured.write(after)
+        if lifted is None:
+            return self.result(outs)
         written = self.traced.written
         assert written is not None
-        count = len(self.traced.result.positions)
-        result = self.traced.result.unflatten(outs[:count])
-        return lifted.finish(written, result, arrays, outs)
+        return lifted.finish(written, self._unflattened(outs), arrays, outs)
 
     def _delete_donated(
         self, arguments: Arguments, placed: Sequence[Any], outs: Sequence[Any]
@@ -298,24 +298,23 @@ class Bound(Generic[AnyPlan]):
         self.storage.check_no_trace()
         if lifted is not None:
             self._check_captured(lifted)
-        outs = self.write_captured(
-            self.executable.run_staged([*arrays, *self.traced.consts])
-        )
-        if lifted is not None:
-            return self.finish(lifted, arrays, outs)
-        return self.result(outs)
+        outs = self.executable.run_staged([*arrays, *self.traced.consts])
+        return self._finish(lifted, arrays, outs)
 
     def result(self, outs: Sequence[Any]) -> Any:
         """Unflatten the function's result from its flat arrays; writes nothing back."""
-        written = self.traced.written
-        if written is not None:
-            count = len(self.traced.result.positions)
-            result = self.traced.result.unflatten(outs[:count])
-            arrays = self.traced.arguments.arrays
-            return merge_result(written, result, arrays, outs)
-        if self._out_only_arrays:
-            return jax.tree.unflatten(self.traced.result.tree, outs)
-        return self.traced.result.unflatten(outs)
+        result, written = self._unflattened(outs), self.traced.written
+        if written is None:
+            return result
+        return merge_result(written, result, self.traced.arguments.arrays, outs)
+
+    def _unflattened(self, outs: Sequence[Any]) -> Any:
+        """Return the function's result; what follows in `outs` is written back."""
+        result = self.traced.result
+        outs = outs[: len(result.positions)]
+        if result.statics:
+            return result.unflatten(outs)
+        return jax.tree.unflatten(result.tree, outs)
 
     def abstract_arrays(self) -> list[jax.ShapeDtypeStruct]:
         """Return types and shardings of arguments and constants."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -47,19 +49,14 @@ def abstract_args(plan: PlanData) -> Any:
     arrays = map(abstract, placed.inputs[: len(plan.in_leaf_positions)])
     args, kwargs = arguments.unflatten([*arrays])
     args_there, kwargs_there = tree if kwargs else (tree, {})
-    whole = [
-        nnx_graph.states_of(x) if _has_held(x) else there
-        for x, there in zip(args, args_there, strict=True)
-    ]
-    named = {
-        name: nnx_graph.states_of(x) if _has_held(x) else kwargs_there[name]
-        for name, x in kwargs.items()
-    }
-    return (tuple(whole), named) if kwargs else tuple(whole)
 
+    def stated(x: Any, there: Any) -> Any:
+        has_objects = any(map(is_held, jax.tree.leaves(x, is_leaf=is_held)))
+        return nnx_graph.states_of(x) if has_objects else there
 
-def _has_held(tree: Any) -> bool:
-    return any(map(is_held, jax.tree.leaves(tree, is_leaf=is_held)))
+    whole = tuple(stated(*both) for both in zip(args, args_there, strict=True))
+    named = {name: stated(x, kwargs_there[name]) for name, x in kwargs.items()}
+    return (whole, named) if kwargs else whole
 
 
 def put(plan: PlanData, tree: Any, *, local: bool, stored: bool = False) -> Any:
@@ -81,7 +78,6 @@ def put(plan: PlanData, tree: Any, *, local: bool, stored: bool = False) -> Any:
     dims = stored_arguments(placed)
     want = [dims.get(leaf.path, ()) for leaf in known]
     if local:
-        parts = zip(leaves.arrays, known, shardings, strict=True)
         # A process's rows in default order are not the rows that its devices store.
         for leaf, ordered in zip(known, want, strict=True):
             if ordered and not stored:
@@ -92,24 +88,19 @@ def put(plan: PlanData, tree: Any, *, local: bool, stored: bool = False) -> Any:
                     fix="give whole arrays, or with stored=True parts of what a step"
                     " gave.",
                 )
-        made = [_from_local(what, *each) for each in parts]
-        return _rebuilt(leaves, [*map(remember, made, want)])
-    given = list(leaves.arrays)
-    have = [
-        dims_of(x) or (w if stored else ()) for x, w in zip(given, want, strict=True)
-    ]
-    # Arrays on the host are reordered there; no device holds them twice.
-    on_host = [not isinstance(x, jax.Array) for x in given]
-    given = [
-        in_order(x, h, w) if host else x
-        for x, h, w, host in zip(given, have, want, on_host, strict=True)
-    ]
-    made = across.placed(given, shardings)
-    made = [
-        remember(x if host else in_order(x, h, w), w)
-        for x, h, w, host in zip(made, have, want, on_host, strict=True)
-    ]
-    return _rebuilt(leaves, made)
+        parts = zip(leaves.arrays, known, shardings, want, strict=True)
+        made = [remember(_from_local(what, *each), w) for *each, w in parts]
+        return _rebuilt(leaves, made)
+    given, have = [], []
+    for x, w in zip(leaves.arrays, want, strict=True):
+        h = dims_of(x) or (w if stored else ())
+        if not isinstance(x, jax.Array):
+            # Reordered on the host; no device holds it twice.
+            x, h = in_order(x, h, w), w
+        given.append(x)
+        have.append(h)
+    orders = zip(across.placed(given, shardings), have, want, strict=True)
+    return _rebuilt(leaves, [remember(in_order(x, h, w), w) for x, h, w in orders])
 
 
 def as_written(plan: PlanData, tree: Any) -> Any:
@@ -137,13 +128,16 @@ def _leaves(tree: Any) -> Leaves:
 def _known_local(plan: PlanData, every: Leaves, what: str) -> list[Leaf]:
     """Return the plan's leaf for each array, given as a process's local part."""
     sharding = sharding_of(plan)
-    of_equal_shape = (
-        lambda leaf: local_shape_here(sharding(leaf), leaf.shape),
-        lambda leaf: leaf.shape,
-    )
-    for shape_of in of_equal_shape:
-        with contextlib.suppress(RhinoError):
-            return _known(plan, every, what, as_planned, shape_of)
+    with contextlib.suppress(RhinoError):
+        return _known(
+            plan,
+            every,
+            what,
+            as_planned,
+            lambda leaf: local_shape_here(sharding(leaf), leaf.shape),
+        )
+    with contextlib.suppress(RhinoError):
+        return _known(plan, every, what)
     return _known(plan, every, what, of_equal_rank)
 
 
@@ -159,18 +153,14 @@ def _known(
       plan, every, what: as for `leaves_for`.
       kinds: `kind` and `shape_of` of `leaves_for`.
     """
-    left = every.without_scalars()
-    if left.positions != every.positions:
-        try:
-            found = leaves_for(plan, every, what, *kinds)
-        except RhinoError:
-            return leaves_for(plan, left, what, *kinds)
-        return [
-            leaf
-            for leaf, p in zip(found, every.positions, strict=True)
-            if p in left.positions
-        ]
-    return leaves_for(plan, every, what, *kinds)
+    left = every.without_scalars().positions
+    try:
+        found = leaves_for(plan, every, what, *kinds)
+    except RhinoError:
+        if left == every.positions:
+            raise
+        return leaves_for(plan, every.without_scalars(), what, *kinds)
+    return [leaf for leaf, p in zip(found, every.positions, strict=True) if p in left]
 
 
 def _rebuilt(leaves: Leaves, arrays: Sequence[Any]) -> Any:
@@ -221,12 +211,8 @@ def init(
     what = "`plan.init`"
     check_callable(what, fn)
     placed = _runnable(plan, what)
-    given, tree = jax.tree.flatten(
-        (
-            [_on_mesh(placed, x) for x in args],
-            {name: _on_mesh(placed, x) for name, x in kwargs.items()},
-        )
-    )
+    named = {name: _on_mesh(placed, x) for name, x in kwargs.items()}
+    given, tree = jax.tree.flatten(([_on_mesh(placed, x) for x in args], named))
     # Sizes, configurations and functions are static; only arrays are traced.
     at = [i for i, x in enumerate(given) if hasattr(x, "shape") and hasattr(x, "dtype")]
     flat, results = on_arrays(fn, given, tree, at, _leaves)
@@ -288,9 +274,10 @@ def _made_by_stages(
     """Return a function's results, each computed on the devices of its stages alone."""
     to_sharding = sharding_of(plan)
     found: list[Any] = [None] * len(known)
-    places = [(leaf.stage, leaf.num_stages) for leaf in known]
-    for place in sorted({*places}):
-        mine = [i for i, at in enumerate(places) if at == place]
+    places = defaultdict[tuple[int, int], list[int]](list)
+    for i, leaf in enumerate(known):
+        places[leaf.stage, leaf.num_stages].append(i)
+    for _, mine in sorted(places.items()):
 
         def run(given: Sequence[Any], mine: Sequence[int] = mine) -> list[Any]:
             results = flat(*given)
@@ -319,8 +306,9 @@ def _made_on(
     closed = without_dead_code(jax.make_jaxpr(run)(list(arrays)))
     if not across.here(shardings[0]):
         return [*map(across.away, closed.out_avals, shardings)]
-    read = {v for eqn in closed.jaxpr.eqns for v in eqn.invars if not is_literal(v)}
-    read |= {v for v in closed.jaxpr.outvars if not is_literal(v)}
+    readers = (eqn.invars for eqn in closed.jaxpr.eqns)
+    atoms = itertools.chain(closed.jaxpr.outvars, *readers)
+    read = {v for v in atoms if not is_literal(v)}
     at = [i for i, v in enumerate(closed.jaxpr.invars) if v in read]
     everywhere = NamedSharding(shardings[0].mesh, PartitionSpec())
     given = across.placed([arrays[i] for i in at], [everywhere] * len(at))

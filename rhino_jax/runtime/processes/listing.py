@@ -8,9 +8,11 @@ and source lines are ignored.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,10 +66,7 @@ def first_difference(
     Where one list ends first, an item for its end is paired with the other's.
     """
     end = AgreedItem("nothing", "the end")
-    longest = max(len(one), len(other))
-    for i in range(longest):
-        a = one[i] if i < len(one) else end
-        b = other[i] if i < len(other) else end
+    for a, b in itertools.zip_longest(one, other, fillvalue=end):
         if (a.name, a.value) != (b.name, b.value):
             return a, b
     return None
@@ -204,27 +203,24 @@ def of_plan(plan: PlanData, program: Program) -> list[AgreedItem]:
     if plan.has_tasks and plan.pipeline is not None:
         return [*lines, *_of_stages(plan, plan.pipeline)]
     decisions = plan.decisions
-    annotated: dict[int, list[str]] = {}
+    annotated = defaultdict[int, list[str]](list)
     for value, spec in decisions.values.items():
-        annotated.setdefault(value, []).append(text(spec))
+        annotated[value].append(text(spec))
     for value, waypoints in decisions.waypoints.items():
-        annotated.setdefault(value, []).extend(f"over {text(s)}" for s in waypoints)
-    read: dict[int, list[str]] = {}
+        annotated[value] += [f"over {text(s)}" for s in waypoints]
+    read = defaultdict[int, list[str]](list)
     for (op_id, operand), spec in sorted(decisions.operands.items()):
-        read.setdefault(op_id, []).append(f"reads {operand} as {text(spec)}")
+        read[op_id].append(f"reads {operand} as {text(spec)}")
     for (op_id, operand), stops in sorted(decisions.through.items()):
-        texts = [f"reads {operand} over {text(s)}" for s in stops]
-        read.setdefault(op_id, []).extend(texts)
+        read[op_id] += [f"reads {operand} over {text(s)}" for s in stops]
     for (op_id, region, out), spec in sorted(decisions.region_outputs.items()):
-        read.setdefault(op_id, []).append(f"region {region} gives {out} {text(spec)}")
+        read[op_id].append(f"region {region} gives {out} {text(spec)}")
     for op in program.ops:
-        texts = [t for value in op.results for t in annotated.get(value, [])]
-        texts += read.get(op.id, [])
+        texts = [t for value in op.results for t in annotated.pop(value, [])]
+        texts += read[op.id]
         lines.append(AgreedItem(_name(op), "; ".join(texts), str(op.source)))
-    made_by_ops = {value for op in program.ops for value in op.results}
-    for value, texts in sorted(annotated.items()):
-        if value not in made_by_ops:
-            lines.append(AgreedItem(f"value %{value}", "; ".join(texts)))
+    for value, texts in sorted(annotated.items()):  # those of no op
+        lines.append(AgreedItem(f"value %{value}", "; ".join(texts)))
     lowering = decisions.lowering
     how = (lowering.gathers_by_axis, lowering.annotates_waypoints)
     lines.append(AgreedItem("gathers by axis, annotates waypoints", str(how)))
