@@ -78,7 +78,12 @@ def grid_of(params: Any) -> Grid | None:
     first = mapping.num_inputs
     # The kernel numbers the axes of its own grid, without those that `vmap` added.
     own = [a for a in range(len(sizes)) if a not in mapping.vmapped_dims]
-    asked = {own[axis] for axis in _axes_asked(body_jaxpr(params))}
+    # Axes of the grid whose index or size the kernel queries.
+    asked = {
+        own[int(eqn.params["axis"])]
+        for eqn in inner_equations(body_jaxpr(params), sub_jaxprs)
+        if eqn.primitive.name in ("program_id", "num_programs")
+    }
     declared = {own[axis] for axis in _declared_parallel(params, len(own))}
     declared |= set(mapping.vmapped_dims)
     parallel = {
@@ -186,15 +191,6 @@ def _axes_used(block: Any) -> frozenset[int]:
     read = [v for eqn in index.eqns for v in eqn.invars] + list(index.outvars)
     names = {id(v) for v in read if not is_literal(v)}
     return frozenset(i for i, v in enumerate(index.invars) if id(v) in names)
-
-
-def _axes_asked(jaxpr: Any) -> frozenset[int]:
-    """Return the axes of the grid whose index or size a kernel queries."""
-    return frozenset(
-        int(eqn.params["axis"])
-        for eqn in inner_equations(jaxpr, sub_jaxprs)
-        if eqn.primitive.name in ("program_id", "num_programs")
-    )
 
 
 def _declared_parallel(params: Any, rank: int) -> frozenset[int]:

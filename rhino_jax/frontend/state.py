@@ -9,6 +9,7 @@ unless calls show that it does (see `rhino_jax.runtime.buffers`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ from jax.tree_util import (
     tree_flatten_with_path,
 )
 
+from rhino_jax._compat import jaxpr_consts
 from rhino_jax.frontend.call import Call
 from rhino_jax.frontend.leaves import Leaves
 from rhino_jax.frontend.objects.held import Written
@@ -62,12 +64,15 @@ def match_state(
     result: Leaves,
     out_avals: Sequence[tuple[tuple[int, ...], str]],
     in_avals: Sequence[tuple[tuple[int, ...], str]],
+    returned: Sequence[int | None],
 ) -> dict[int, int]:
     """Return position of a result array → position of the argument array that it
     replaces.
 
     Args:
       arguments, result: the leaves of the call and of its result.
+      returned: position of the argument array that each result array is, if any; it
+        replaces no other.
       donated: whether each argument array is donated.
       roots: (name, tree path, argument) of every top-level argument.
       out_avals, in_avals: (shape, type) of every result and argument array.
@@ -78,14 +83,26 @@ def match_state(
     tied: dict[int, int] = {}
     used: set[int] = set()
 
+    def can_replace(out: int, argument: int) -> bool:
+        return returned[out] in (None, argument)
+
     def match(is_donated: bool) -> None:
         able = [
             s for s in sources if all(donated[i] for i in s.leaves) or not is_donated
         ]
-        for target in targets:
+        # Of subtrees as deep, those with the name of an argument come first.
+        names = {s.name for s in able} - {""}
+        for target in sorted(targets, key=lambda t: (t.depth, t.name not in names)):
             if any(i in tied for i in target.leaves):
                 continue
-            source = _choose(target, able, used, is_donated)
+            fitting = [
+                s
+                for s in able
+                if s.shape_of == target.shape_of
+                and used.isdisjoint(s.leaves)
+                and all(map(can_replace, target.leaves, s.leaves))
+            ]
+            source = _choose(target, fitting, is_donated)
             if source is not None:
                 tied.update(zip(target.leaves, source.leaves, strict=True))
                 used.update(source.leaves)
@@ -99,40 +116,29 @@ def match_state(
             if donated[i] and i not in used:
                 ends.setdefault((last_key(path), in_avals[i]), []).append(i)
         for o, path in enumerate(out_paths):
-            if o in tied or not (
-                candidates := ends.get((last_key(path), out_avals[o]))
-            ):
-                continue
-            free = [i for i in candidates if i not in used]
-            if not free:
-                continue
-            best = max(free, key=lambda i: _common_end(in_paths[i], path))
-            tied[o] = best
-            used.add(best)
+            candidates = ends.get((last_key(path), out_avals[o]), ())
+            free = [i for i in candidates if i not in used and can_replace(o, i)]
+            if o not in tied and free:
+                tied[o] = max(free, key=lambda i: _common_end(in_paths[i], path))
+                used.add(tied[o])
     match(is_donated=False)
     return tied
 
 
 def _choose(
-    target: _Subtree, sources: Sequence[_Subtree], used: set[int], is_donated: bool
+    target: _Subtree, fitting: Sequence[_Subtree], is_donated: bool
 ) -> _Subtree | None:
-    fitting = [
-        s
-        for s in sources
-        if s.shape_of == target.shape_of and used.isdisjoint(s.leaves)
-    ]
     named = [s for s in fitting if s.name and s.name == target.name]
-    if named:
-        return named[0]
-    if is_donated:
-        return fitting[0] if fitting else None
-    for source in fitting:
+    if not (named or is_donated):
         # A loss is not the new learning rate, a hidden layer not the new batch.
-        is_whole_argument = source.depth == 0 and target.depth < _DEPTH
-        is_many = is_whole_argument and len(source.leaves) > 1
-        if not target.is_small and (is_many or source.is_told):
-            return source
-    return None
+        is_high = target.depth < _DEPTH
+        fitting = [
+            s
+            for s in fitting
+            if not target.is_small
+            and (s.is_told or (is_high and s.depth == 0 and len(s.leaves) > 1))
+        ]
+    return next(iter([*named, *fitting]), None)
 
 
 def with_ties(program: Program, ties: Mapping[int, int]) -> Program:
@@ -156,12 +162,8 @@ def last_key(path: str) -> str:
 
 
 def _common_end(a: str, b: str) -> int:
-    count = 0
-    for x, y in zip(reversed(a), reversed(b), strict=False):
-        if x != y:
-            break
-        count += 1
-    return count
+    pairs = zip(reversed(a), reversed(b), strict=False)
+    return len([*itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)])
 
 
 def _subtrees(
@@ -185,7 +187,11 @@ def _subtrees(
         if arrays:
             held = tuple(avals[place[p]] if p in place else None for p in positions)
             is_small = all(not avals[i][0] for i in arrays)
-            is_told = len(set(held)) > 1 or _has_names(value)
+            is_told = len(set(held)) > 1 or any(
+                not isinstance(key, SequenceKey | FlattenedIndexKey)
+                for path, _ in tree_flatten_with_path(value)[0]
+                for key in path
+            )
             # By paths: the structure of an object may number other objects of the
             # call, too.
             below = tuple(leaves.paths[p].removeprefix(root) for p in positions)
@@ -193,10 +199,9 @@ def _subtrees(
                 _Subtree(name, arrays, (below, held), depth, is_small, is_told)
             )
         if depth < _DEPTH:
-            children, _ = tree_flatten_with_path(
+            for path, child in tree_flatten_with_path(
                 value, is_leaf=lambda x: x is not value
-            )
-            for path, child in children:
+            )[0]:
                 if child is value:
                     break
                 inner = root + keystr(path)
@@ -213,16 +218,6 @@ def _name(path: Any) -> str:
     text = keystr(path)
     is_position = text.startswith("[") and text[1:-1].isdigit()
     return "" if is_position else text.strip("[].'\"")
-
-
-def _has_names(value: Any) -> bool:
-    """Whether a pytree has keys or attributes anywhere."""
-    paths = [path for path, _ in tree_flatten_with_path(value)[0]]
-    return any(
-        not isinstance(key, SequenceKey | FlattenedIndexKey)
-        for path in paths
-        for key in path
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +243,7 @@ def tie(
     written: Written | None,
     outs: Sequence[Any],
     captured: CapturedReferences,
-    num_consts: int,
+    closed: Any,
 ) -> Ends:
     """Tie results to the arguments that they replace.
 
@@ -261,20 +256,20 @@ def tie(
       outs: shape and type of every result, and of every array that is written back;
         those of captured references are the last.
       captured: the references, the last constants of the function.
-      num_consts: number of its constants.
+      closed: its closed jaxpr.
     """
     arguments, args, kwargs = call.leaves, call.args, call.kwargs
     count, in_paths = len(result.positions), arguments.array_paths
     outs, _ = captured.split(outs)
     in_avals, out_avals = _avals(arguments.arrays), _avals(outs)
-    donated = (False,) * len(in_paths)
-    if parameters.donated:
-        keys: list[str | int] = [
-            path[1].key if path[0].idx == 1 else path[1].idx
-            for path, _ in tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
-        ]
-        donated = tuple(parameters.is_donated(keys[p]) for p in arguments.positions)
+    keys: list[str | int] = [
+        path[1].key if path[0].idx == 1 else path[1].idx
+        for path, _ in tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
+    ]
+    donated = tuple(parameters.is_donated(keys[p]) for p in arguments.positions)
     named = zip(parameters.names(len(args)), args, strict=True)
+    jaxpr = closed.jaxpr
+    places = {id(v): i for i, v in enumerate(jaxpr.invars)}
     state = match_state(
         arguments,
         donated,
@@ -282,6 +277,7 @@ def tie(
         result,
         out_avals[:count],
         in_avals,
+        [places.get(id(v)) for v in jaxpr.outvars],
     )
     paths = [*result.array_paths]
     if written is not None:
@@ -291,7 +287,7 @@ def tie(
         donated = written.donated(donated, ties.values())
         state = {o: i for o, i in state.items() if i not in ties.values()} | ties
         paths += written.paths(count)
-    first = len(in_paths) + num_consts - len(captured.references)
+    first = len(in_paths) + len(jaxpr_consts(closed)) - len(captured.references)
     replaced = [(state.get(o), path) for o, path in enumerate(paths)]
     ends = [(i, path if i is None else f"out: {in_paths[i]}") for i, path in replaced]
     ends += [(first + k, f"out: {captured.names[k]}") for k in captured.written]

@@ -233,9 +233,7 @@ def trace_call(
     # Traces must not keep the argument arrays alive.
     arguments = arguments.with_arrays(types)
     call = replace(call, leaves=arguments)
-    ends = tie(
-        parameters, call, result, written, outs, captured, len(jaxpr_consts(closed))
-    )
+    ends = tie(parameters, call, result, written, outs, captured, closed)
     program = import_jaxpr(
         closed,
         name=parameters.name,

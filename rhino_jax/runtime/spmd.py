@@ -91,11 +91,46 @@ class SpmdExecutable:
     @cached_property
     def jitted(self) -> Any:
         """The jitted function for arrays: donates, and fixes the output shardings."""
-        inputs = self.traced.program.inputs
-        donated = [i for i, entry in enumerate(inputs) if entry.is_donated]
+        inputs, run = self.traced.program.inputs, self.function()
+
+        def ordered(*arrays: Any) -> list[Any]:
+            results = run(*arrays)
+            return [results[i] for i in self.order]
+
+        ordered.__name__ = ordered.__qualname__ = self.traced.name
         return jax.jit(
-            self.function(), donate_argnums=donated, out_shardings=self.out_shardings
+            ordered,
+            donate_argnums=[i for i, entry in enumerate(inputs) if entry.is_donated],
+            out_shardings=[self.out_shardings[i] for i in self.order],
         )
+
+    @cached_property
+    def order(self) -> list[int]:
+        """Positions of results in the order in which the compiled program returns them.
+
+        JAX gives donated buffers, in their order, to results with the same shape on one
+        device and the same type, in their order (`_set_up_aliases` in
+        jax/_src/interpreters/mlir.py). If that is another result than the one that
+        replaces the argument, XLA copies both. So those that replace arguments come
+        first, in the order of these.
+        """
+        inputs, outputs = self.traced.program.inputs, self.traced.program.outputs
+
+        def place(i: int) -> int:
+            slot = outputs[i].state_of
+            if slot is None or not inputs[slot].is_donated:
+                return len(inputs)
+            return slot
+
+        return sorted(range(len(outputs)), key=place)
+
+    @cached_property
+    def _places(self) -> list[int] | None:
+        """The places of results in what the program returns; None: their own."""
+        numbers = range(len(self.order))
+        if self.order == [*numbers]:
+            return None
+        return sorted(numbers, key=self.order.__getitem__)
 
     def for_types(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> SpmdExecutable:
         """Return a copy, with its compiled programs, for other weak types.
@@ -156,12 +191,16 @@ class SpmdExecutable:
             call = self.jitted if self._types is None else self._for_types
         if not self._is_emulated:
             with self._in_mesh():
-                return call(*arrays)
+                return self._restored(call(*arrays))
         with WATCHDOG.watching(lambda: f"`{self.traced.name}`"), self._in_mesh():
             outs: Sequence[Any] = call(*arrays)
             if not any(isinstance(x, jax.core.Tracer) for x in outs):
                 jax.block_until_ready(outs)
-        return outs
+        return self._restored(outs)
+
+    def _restored(self, outs: Sequence[Any]) -> Sequence[Any]:
+        """Return what the compiled program returned in the order of results."""
+        return outs if self._places is None else [outs[i] for i in self._places]
 
     def run_staged(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Run inside of an outer trace: only constraints are placed."""

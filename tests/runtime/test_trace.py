@@ -79,6 +79,33 @@ def test_a_loss_is_no_state_but_a_donated_scalar_is() -> None:
 X, W = f32(8, 8), f32(8, 8)
 
 
+def test_a_name_comes_before_the_first_result_of_the_shape() -> None:
+    def fn(params: Any, momentum: Any) -> Any:
+        gradient = jax.tree.map(jnp.tanh, params)
+        momentum = jax.tree.map(jnp.add, momentum, gradient)
+        params = jax.tree.map(jnp.subtract, params, momentum)
+        return {"gradient": gradient, "momentum": momentum, "params": params}
+
+    found = ties(fn, PARAMS, PARAMS, donate_argnums=(0, 1))
+    assert found["out: params['w']"] == "params['w']"
+    assert found["out: momentum['w']"] == "momentum['w']"
+    assert len(found) == 4
+
+
+def test_an_argument_that_is_returned_replaces_no_other() -> None:
+    def fn(frozen: Any, w: Any) -> Any:
+        return frozen, w + frozen
+
+    assert ties(fn, W, W, donate_argnums=1) == {"out: w": "w"}
+    assert ties(fn, [W], [W], donate_argnums=1)["out: w[0]"] == "w[0]"
+
+    def next_pair(a: Any, b: Any) -> Any:
+        return b, a + b
+
+    found = ties(next_pair, W, W, donate_argnums=(0, 1))
+    assert found == {"out: b": "b", "out: a": "a"}
+
+
 @pytest.mark.parametrize(
     ("fn", "args"),
     [

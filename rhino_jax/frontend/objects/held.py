@@ -3,6 +3,7 @@ references (`jax.new_ref`), whose values go in and come out as arrays."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,10 +62,6 @@ def is_held(x: Any) -> bool:
     return isinstance(x, OpenedObject)
 
 
-def _flatten(x: OpenedObject) -> tuple[Any, Any]:
-    return x.leaves, x.graphdef
-
-
 def _flatten_with_keys(x: OpenedObject) -> tuple[Any, Any]:
     texts = [p.text for p in x.places] or [f"[{i}]" for i in range(len(x.leaves))]
     keys = [ChildKey(text) for text in texts]
@@ -75,7 +72,7 @@ jax.tree_util.register_pytree_with_keys(
     OpenedObject,
     _flatten_with_keys,
     lambda graphdef, leaves: OpenedObject(graphdef, leaves),
-    _flatten,
+    operator.attrgetter("leaves", "graphdef"),
 )
 
 

@@ -67,12 +67,12 @@ def gather(ctx: OpContext) -> OpRule:
     """
     dims = ctx.params["dimension_numbers"]
     slice_sizes = ctx.params["slice_sizes"]
-    operand_shape, indices_shape = ctx.in_shapes
-    (result_shape,) = ctx.out_shapes
+    shapes = operand_shape, indices_shape, result_shape = (
+        *ctx.in_shapes,
+        *ctx.out_shapes,
+    )
     factors = FactorList()
-    operand: list[Dim] = [()] * len(operand_shape)
-    indices: list[Dim] = [()] * len(indices_shape)
-    result: list[Dim] = [()] * len(result_shape)
+    operand, indices, result = (list[Dim]([()] * len(shape)) for shape in shapes)
 
     batch = [d for d in range(len(result_shape)) if d not in dims.offset_dims]
     for i, d in enumerate(batch):
@@ -194,9 +194,7 @@ def scatter(ctx: OpContext) -> OpRule:
     operand_shape, indices_shape, updates_shape = ctx.in_shapes
     reducer = REDUCERS.get(ctx.primitive)
     factors = FactorList()
-    operand: list[Dim] = [()] * len(operand_shape)
-    indices: list[Dim] = [()] * len(indices_shape)
-    updates: list[Dim] = [()] * len(updates_shape)
+    operand, indices, updates = (list[Dim]([()] * len(s)) for s in ctx.in_shapes)
 
     batch = [d for d in range(len(updates_shape)) if d not in dims.update_window_dims]
     for i, d in enumerate(batch):

@@ -371,17 +371,15 @@ def dot_general(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spell
         [p for d, p in enumerate(groups) if d not in (*contract[side], *batch[side])]
         for side, groups in enumerate(read)
     ]
-    cramped = tuple(free[0] + free[1]) if all(map(_is_cramped, free)) else ()
+    # Both sides are too short, once split, for a row of `LANES` elements in the result,
+    # though they would not be when merged: attention over pixels has two such sides;
+    # the side of a weight is never one.
+    is_cramped = all(
+        any(p.is_apart for p in dims) and all(max(p.sizes) < LANES for p in dims)
+        for dims in free
+    )
+    cramped = tuple(free[0] + free[1]) if is_cramped else ()
     return Spelled(read, made, params, used, cramped)
-
-
-def _is_cramped(free: Sequence[DimParts]) -> bool:
-    """Whether the dims of one side of a product are too short, once split, for a row of
-    `LANES` elements in its result, though they would not be when merged.
-
-    Attention over pixels has two such sides; the side of a weight is never one.
-    """
-    return any(p.is_apart for p in free) and all(max(p.sizes) < LANES for p in free)
 
 
 @spells("gather")
