@@ -114,8 +114,10 @@ def agrees(plan: rhino.Plan, key: str, spec: Any, fresh: rhino.Plan) -> bool:
         assert said.step_s == pytest.approx(pinned.predicted.step_time_s, rel=most)
         assert said.stage_s == pytest.approx(works(pinned)[part.stage], rel=most)
     assert pinned.pins == fresh.pins
-    assert said.step_s <= (1 + most) * fresh.predicted.step_time_s
     is_alike = handed(pinned) == handed(fresh)
+    # Layouts of what groups hand one another are searched in turns, not together.
+    open_share = most if is_alike else most + 0.01
+    assert said.step_s <= (1 + open_share) * fresh.predicted.step_time_s
     if is_alike:
         assert works(pinned) == pytest.approx(works(fresh), rel=most)
         assert said.step_s == pytest.approx(fresh.predicted.step_time_s, rel=most)

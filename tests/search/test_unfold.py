@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -60,9 +61,11 @@ def test_as_many_repeats_save_memory_as_must() -> None:
 
 @pytest.mark.slow
 def test_a_smaller_budget_never_takes_less_time(sweep: list[rhino.Plan]) -> None:
-    times = [p.search.objective_s for p in sweep]
-    assert times == sorted(times)
-    assert times[0] < times[-1]
+    # Not by more than the search of the larger budget leaves open.
+    for plan, smaller in itertools.pairwise(sweep):
+        assert plan.search.bound_s <= smaller.search.objective_s
+        assert plan.search.objective_s <= 1.005 * smaller.search.objective_s
+    assert sweep[0].search.objective_s < sweep[-1].search.objective_s
 
 
 @pytest.mark.slow
