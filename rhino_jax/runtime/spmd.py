@@ -8,6 +8,7 @@ the results, then values that are written back.
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -111,26 +112,32 @@ class SpmdExecutable:
         JAX gives donated buffers, in their order, to results with the same shape on one
         device and the same type, in their order (`_set_up_aliases` in
         jax/_src/interpreters/mlir.py). If that is another result than the one that
-        replaces the argument, XLA copies both. So those that replace arguments come
-        first, in the order of these.
+        replaces the argument, XLA copies both. So results of one shape and type change
+        places: those that replace arguments come first, in the order of these.
         """
         inputs, outputs = self.traced.program.inputs, self.traced.program.outputs
 
-        def place(i: int) -> int:
-            slot = outputs[i].state_of
-            if slot is None or not inputs[slot].is_donated:
+        def slot(i: int) -> int:
+            replaced = outputs[i].state_of
+            if replaced is None or not inputs[replaced].is_donated:
                 return len(inputs)
-            return slot
+            return replaced
 
-        return sorted(range(len(outputs)), key=place)
+        alike = defaultdict[Any, list[int]](list)
+        for i, (leaf, sharding) in enumerate(
+            zip(self.plan.outputs, self.out_shardings, strict=True)
+        ):
+            alike[sharding.shard_shape(leaf.shape), leaf.dtype].append(i)
+        found = [*range(len(outputs))]
+        for places in alike.values():
+            for place, i in zip(places, sorted(places, key=slot), strict=True):
+                found[place] = i
+        return found
 
     @cached_property
-    def _places(self) -> list[int] | None:
-        """The places of results in what the program returns; None: their own."""
-        numbers = range(len(self.order))
-        if self.order == [*numbers]:
-            return None
-        return sorted(numbers, key=self.order.__getitem__)
+    def _places(self) -> list[int]:
+        """The places of results in what the compiled program returns."""
+        return sorted(self.order, key=self.order.__getitem__)
 
     def for_types(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> SpmdExecutable:
         """Return a copy, with its compiled programs, for other weak types.
@@ -200,7 +207,7 @@ class SpmdExecutable:
 
     def _restored(self, outs: Sequence[Any]) -> Sequence[Any]:
         """Return what the compiled program returned in the order of results."""
-        return outs if self._places is None else [outs[i] for i in self._places]
+        return [outs[i] for i in self._places]
 
     def run_staged(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Run inside of an outer trace: only constraints are placed."""

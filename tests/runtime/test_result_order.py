@@ -46,3 +46,15 @@ def test_state_takes_its_own_buffer() -> None:
         got = run(plan.put(arrays[0]), arrays[1].copy(), arrays[2])
         for name in wanted:
             np.testing.assert_allclose(got[name], wanted[name], rtol=1e-5, atol=1e-6)
+
+
+def test_results_stay_in_their_places_where_buffers_fit() -> None:
+    def train(params: Any, x: Any) -> Any:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(params)
+        return loss, params - 0.1 * gradient
+
+    sharded = rhino.auto_shard(train, donate_argnums=0, mesh=jax.make_mesh((8,), "x"))
+    assert sharded.bound(normal(0, 64, 64), normal(2, 32, 64)).executable.order == [
+        0,
+        1,
+    ]
