@@ -22,7 +22,7 @@ from jax.tree_util import (
     tree_flatten_with_path,
 )
 
-from rhino_jax._compat import jaxpr_consts
+from rhino_jax._compat import jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.call import Call
 from rhino_jax.frontend.leaves import Leaves
 from rhino_jax.frontend.objects.held import Written
@@ -268,7 +268,7 @@ def tie(
     ]
     donated = tuple(parameters.is_donated(keys[p]) for p in arguments.positions)
     named = zip(parameters.names(len(args)), args, strict=True)
-    jaxpr = closed.jaxpr
+    jaxpr = open_jaxpr(closed)
     places = {id(v): i for i, v in enumerate(jaxpr.invars)}
     state = match_state(
         arguments,

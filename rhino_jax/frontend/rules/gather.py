@@ -67,10 +67,8 @@ def gather(ctx: OpContext) -> OpRule:
     """
     dims = ctx.params["dimension_numbers"]
     slice_sizes = ctx.params["slice_sizes"]
-    shapes = operand_shape, indices_shape, result_shape = (
-        *ctx.in_shapes,
-        *ctx.out_shapes,
-    )
+    shapes = *ctx.in_shapes, *ctx.out_shapes
+    operand_shape, indices_shape, result_shape = shapes
     factors = FactorList()
     operand, indices, result = (list[Dim]([()] * len(shape)) for shape in shapes)
 

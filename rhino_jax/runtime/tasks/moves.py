@@ -121,7 +121,7 @@ class MeshMove:
     def is_straight(self) -> bool:
         """Whether every shard goes to the same position in the other mesh."""
         flat = (sharding.mesh.devices.flat for sharding in (self.source, self.target))
-        return self.routes == (*zip_longest(*flat, ()),)  # no pieces: whole shards
+        return [*self.routes] == [(a, b, None) for a, b in zip_longest(*flat)]
 
     @property
     def is_key(self) -> bool:
