@@ -36,10 +36,10 @@ def cell_of(file: str) -> str:
     return file if found is None else str(found[1])
 
 
-LIBRARIES = (
-    "chex", "distrax", "einops", "equinox", "flax", "haiku", "jaxopt", "jaxtyping",
-    "lineax", "optax", "optimistix", "penzai", "rlax",
-)  # fmt: skip
+LIBRARIES = """
+chex distrax einops equinox flax haiku jaxopt jaxtyping lineax optax optimistix penzai
+rlax
+""".split()
 """Installed packages that are skipped in favour of the line that called them."""
 
 

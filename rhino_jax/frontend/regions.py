@@ -34,12 +34,13 @@ from rhino_jax.ir.program import Op, Program, Region, RegionKind
 
 T = TypeVar("T")
 
-CALLS = frozenset({
-    "jit", "pjit", "call", "core_call", "closed_call", "eval_jaxpr", "composite",
-    "custom_jvp_call", "custom_jvp_call_jaxpr", "custom_vjp_call",
-    "custom_vjp_call_jaxpr", "custom_vmap_call", "linear_call", "remat_opt",
-    "remat", "remat2", "checkpoint", "run_state",
-})  # fmt: skip
+CALLS = frozenset(
+    """
+jit pjit call core_call closed_call eval_jaxpr composite custom_jvp_call
+custom_jvp_call_jaxpr custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call linear_call
+remat_opt remat remat2 checkpoint run_state
+""".split()
+)
 """Primitives that run one sub-jaxpr once, on their own operands."""
 
 PLAIN_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call"})

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from rhino_jax.errors import RuleError
 from rhino_jax.ir.factor import Rule, check_text, parse_rule
 from rhino_jax.ir.traits import Traits
 from rhino_jax.utils.keywords import brief
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,16 +145,23 @@ def part_of(eqn: Any) -> PartFn | None:
     return found(eqn) if found is not None else None
 
 
-def result_shape(key: str) -> LocalParams:
+def result_shape(key: str, *, is_appended: bool = False) -> LocalParams:
     """Return the local parameters of an op whose parameter `key` is its result's
-    shape."""
-    return lambda params, ins, outs: {key: tuple(outs[0])}
+    shape; if it `is_appended`, without the operand's dims, which come first."""
+    return lambda params, ins, outs: {
+        key: tuple(outs[0][len(ins[0]) if is_appended else 0 :])
+    }
 
 
 def label_of(name: str, params: Mapping[str, Any]) -> str:
     """Return a short description of an op's parameters; empty where there is none."""
     describe = _LABELS.get(name)
     return describe(params) if describe else ""
+
+
+def by_name(table: Mapping[T, str]) -> dict[str, T]:
+    """Return primitive → fact, given fact → names of the primitives, as text."""
+    return {name: fact for fact, names in table.items() for name in names.split()}
 
 
 def numbers(found: Iterable[Any], mark: str = ",") -> str:

@@ -15,72 +15,63 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.frontend.registry import OpContext, OpRule, by_name, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.frontend.rules.opaque import unsharded, unsharded_rule
 from rhino_jax.ir.factor import Dim, Rule
 from rhino_jax.ir.op import item_bytes
-from rhino_jax.ir.traits import FROM_ALL, OpKind, Traits
+from rhino_jax.ir.traits import EITHER, FROM_ALL, OpKind, Traits
 
 
-UNARY = (
-    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "bessel_i0e",
-    "bessel_i1e", "cbrt", "ceil", "clz", "conj", "convert_element_type", "cos",
-    "cosh", "digamma", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor",
-    "imag", "integer_pow", "is_finite", "lgamma", "log", "log1p", "log2",
-    "logistic", "neg", "not", "one_minus_square", "population_count", "real",
-    "reduce_precision", "round", "rsqrt", "sign", "sin", "sinh", "sqrt", "square",
-    "tan", "tanh",
-)  # fmt: skip
+_OPS = """
+abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz conj
+convert_element_type cos cosh digamma erf erf_inv erfc exp exp2 expm1 floor imag
+integer_pow is_finite lgamma log log1p log2 logistic neg not one_minus_square
+population_count real reduce_precision round rsqrt sign sin sinh sqrt square tan tanh
 
-BINARY = (
-    "add", "add_any", "and", "atan2", "complex", "div", "eq", "eq_to", "ge", "gt",
-    "igamma", "igamma_grad_a", "igammac", "le", "le_to", "lt", "lt_to", "max", "min",
-    "mul", "mulhi", "ne", "nextafter", "or", "polygamma", "pow",
-    "random_gamma_grad", "rem", "shift_left", "shift_right_arithmetic",
-    "shift_right_logical", "sub", "xor", "zeta",
-)  # fmt: skip
-COMPARISONS = {
-    "eq": "==", "eq_to": "==", "ge": ">=", "gt": ">", "le": "<=", "le_to": "<=",
-    "lt": "<", "lt_to": "<", "ne": "!=",
-}  # fmt: skip
+add add_any and atan2 complex div eq eq_to ge gt igamma igamma_grad_a igammac le le_to
+lt lt_to max min mul mulhi ne nextafter or polygamma pow random_gamma_grad rem
+shift_left shift_right_arithmetic shift_right_logical sub xor zeta
+
+clamp philox2x32 philox4x32 polynomial random_clone random_fold_in random_seed
+regularized_incomplete_beta select_n threefry2x32 threefry4x32
+""".split()
+"""Ops of one operand, of two, and of any number."""
+
+_COMPARISONS = by_name({
+    "==": "eq eq_to", ">=": "ge", ">": "gt", "<=": "le le_to", "<": "lt lt_to",
+    "!=": "ne",
+})  # fmt: skip
 """Primitive → the comparison that it is."""
 
-_REDUCERS = {
-    "add": "sum", "add_any": "sum", "and": "and", "max": "max", "min": "min",
-    "mul": "prod", "or": "or",
-}  # fmt: skip
+_REDUCERS = by_name({
+    "sum": "add add_any", "and": "and", "max": "max", "min": "min", "prod": "mul",
+    "or": "or",
+})  # fmt: skip
 """Primitive → how it combines two operands."""
 
-_LINEAR = {
-    **dict.fromkeys(("conj", "imag", "neg", "real"), ((0,),)),
-    **dict.fromkeys(("add", "add_any", "complex", "sub"), ((0, 1),)),
-    "div": ((0,),),
-    "mul": ((0,), (1,)),
-}
+_LINEAR = by_name(
+    {
+        ((0,),): "conj imag neg real div",
+        ((0, 1),): "add add_any complex sub",
+        EITHER: "mul",
+    }
+)
 
-_ZEROS = {
-    **dict.fromkeys(
-        ("abs", "asin", "asinh", "atan", "atanh", "cbrt", "ceil", "erf", "expm1",
-         "floor", "log1p", "round", "sign", "sin", "sinh", "sqrt", "square", "tan",
-         "tanh"),
-        ((0,),),
-    ),
-    **dict.fromkeys(("max", "min", "or", "xor"), ((0, 1),)),
-    "and": ((0,), (1,)),
-}  # fmt: skip
+_ZEROS = by_name(
+    {
+        (
+            (0,),
+        ): """abs asin asinh atan atanh cbrt ceil erf expm1 floor log1p round sign sin
+        sinh sqrt square tan tanh""",
+        ((0, 1),): "max min or xor",
+        EITHER: "and",
+    }
+)
 
-_LIMITS = {"erf": -1.0, "exp": 0.0, "exp2": 0.0, "logistic": 0.0, "tanh": -1.0}
+_LIMITS = by_name({-1.0: "erf tanh", 0.0: "exp exp2 logistic"})
 
-_BOUNDED = ("cos", "erf", "logistic", "sin", "tanh")
-
-NARY = (
-    "clamp", "philox2x32", "philox4x32", "polynomial", "random_clone",
-    "random_fold_in", "random_seed", "regularized_incomplete_beta", "select_n",
-    "threefry2x32", "threefry4x32",
-)  # fmt: skip
-
-EXPONENTIAL = ("exp", "exp2")
+_BOUNDED = "cos erf logistic sin tanh".split()
 
 COTANGENT_SUM = "add_any"
 """The op by which differentiation adds up cotangents."""
@@ -88,57 +79,56 @@ COTANGENT_SUM = "add_any"
 ANNOTATIONS = frozenset({"mesh_cast", "reshard", "sharding_constraint"})
 """Ops with which a program itself states how a value is sharded."""
 
-PLACING = ANNOTATIONS | {
-    "device_put", "layout_constraint", "relayout", "with_memory_space_constraint",
-}  # fmt: skip
+_PLACING = {
+    *ANNOTATIONS,
+    *"device_put layout_constraint relayout with_memory_space_constraint".split(),
+}
 """Ops with which it states how, or where, a value is stored."""
 
-PASSING = (
-    "copy", "copy_p", "device_put", "layout_constraint", "name",
-    "optimization_barrier", "pbroadcast", "pvary", "reduced_vary_cast",
-    "reduced_vary_cast_p", "relayout", "reshard", "sharding_constraint", "stage",
-    "stop_gradient", "with_memory_space_constraint",
-)  # fmt: skip
+_PASSING = """
+copy copy_p device_put layout_constraint name optimization_barrier pbroadcast pvary
+reduced_vary_cast reduced_vary_cast_p relayout reshard sharding_constraint stage
+stop_gradient with_memory_space_constraint
+""".split()
 
+_KINDS = by_name(
+    {
+        OpKind.CONVERSION: "convert_element_type",
+        OpKind.IDENTITY: "reduce_precision",
+        OpKind.EXPONENTIAL: "exp exp2",
+    }
+)
 
-_KINDS = {
-    "convert_element_type": OpKind.CONVERSION,
-    "reduce_precision": OpKind.IDENTITY,
-}
+_EXPENSIVE = """
+acos asin atan atan2 cbrt cos cosh digamma erf erf_inv erfc exp exp2 expm1 lgamma log
+log1p logistic pow sin sinh tan tanh threefry2x32
+""".split()
+"""Ops that XLA's `IsExpensive` names."""
 
-EXPENSIVE = (
-    "acos", "asin", "atan", "atan2", "cbrt", "cos", "cosh", "digamma", "erf", "erf_inv",
-    "erfc", "expm1", "lgamma", "log", "log1p", "logistic", "pow", "sin", "sinh", "tan",
-    "tanh", "threefry2x32",
-)  # fmt: skip
-"""Ops that XLA's `IsExpensive` names, in addition to the exponentials."""
-
-
-_VECTOR_OPS = {
-    **dict.fromkeys(("convert_element_type", "integer_pow", "round"), 2.0),
-    **dict.fromkeys(("div", "rsqrt", "sqrt", "exp", "exp2"), 10.0),
-    **dict.fromkeys(("log", "cbrt", "expm1", "log1p", "logistic", "rem"), 20.0),
-    **dict.fromkeys(("tanh", "erf", "cos", "sin", "tan", "atan2"), 40.0),
-    **{"pow": 90.0, "erfc": 95.0, "erf_inv": 75.0, "lgamma": 235.0, "digamma": 350.0},
-}
+_VECTOR_OPS = by_name({
+    2.0: "convert_element_type integer_pow round",
+    10.0: "div rsqrt sqrt exp exp2",
+    20.0: "log cbrt expm1 log1p logistic rem",
+    40.0: "tanh erf cos sin tan atan2",
+    90.0: "pow", 95.0: "erfc", 75.0: "erf_inv", 235.0: "lgamma", 350.0: "digamma",
+})  # fmt: skip
 """`Traits.vector_ops` of ops other than 1: those of the HLO ops that they become, see
-`rhino_jax.verify.hlo.instruction_cost`; the last four become many (HLO of h100, jax
-0.10.2)."""
+`rhino_jax.verify.hlo.instruction_cost`; pow and the last four become many (HLO of h100,
+jax 0.10.2)."""
 
 
 @functools.cache
 def _traits(name: str) -> Traits:
-    kind = OpKind.EXPONENTIAL if name in EXPONENTIAL else OpKind.ELEMENTWISE
     return Traits(
-        _KINDS.get(name, kind),
+        _KINDS.get(name, OpKind.ELEMENTWISE),
         vector_ops=_VECTOR_OPS.get(name, 1.0),
-        is_expensive=name in EXPENSIVE or name in EXPONENTIAL,
+        is_expensive=name in _EXPENSIVE,
         moves=((1, ...),) if name == "select_n" else (),
         linear=_LINEAR.get(name, ()),
         zeros=_ZEROS.get(name, ()),
         reducer="sum" if name == "sub" else _REDUCERS.get(name, ""),
         accumulates=(0,) if name == "sub" else (0, 1) if name in _REDUCERS else (),
-        compares=COMPARISONS.get(name, ""),
+        compares=_COMPARISONS.get(name, ""),
         limit=_LIMITS.get(name),
         is_bounded=name in _BOUNDED,
     )
@@ -151,7 +141,7 @@ def _label(params: Mapping[str, Any]) -> str:
     return f"power {params['y']}" if "y" in params else ""
 
 
-@register(*UNARY, *BINARY, *NARY, traits=_traits, label=_label)
+@register(*_OPS, traits=_traits, label=_label)
 def elementwise(ctx: OpContext) -> OpRule:
     """Return the rule, with one FLOP per element and result; scalars and dims of size
     one are broadcast."""
@@ -202,9 +192,9 @@ def _label_of_annotation(params: Mapping[str, Any]) -> str:
 
 
 @register(
-    *PASSING,
+    *_PASSING,
     traits=lambda name: Traits(
-        OpKind.IDENTITY, moves=FROM_ALL, states_placement=name in PLACING
+        OpKind.IDENTITY, moves=FROM_ALL, states_placement=name in _PLACING
     ),
     label=_label_of_annotation,
 )

@@ -6,7 +6,7 @@ parallel axes of its grid, a function under `custom_partitioning` as it states.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rhino_jax.frontend.pallas import PALLAS_CALL, Moves, grid_of
@@ -37,29 +37,32 @@ EFFECTS = Traits(has_effects=True)
 
 # These have no rule: they stay as their user wrote them, on every device.
 register_traits(
-    "addupdate", "core_call_ref", "freeze", "get", "infeed", "io_callback", "new_ref",
-    "outfeed", "pure_callback", "python_callback", "ref_addupdate", "ref_get",
-    "ref_set", "ref_swap", "run_scoped", "run_state", "swap",
+    *"""
+    addupdate core_call_ref freeze get infeed io_callback new_ref outfeed pure_callback
+    python_callback ref_addupdate ref_get ref_set ref_swap run_scoped run_state swap
+    """.split(),
     traits=EFFECTS,
-)  # fmt: skip
-
-
-def _local_results(
-    params: Mapping[str, Any], ins: Sequence[Any], outs: Sequence[tuple[int, ...]]
-) -> dict[str, Any]:
-    avals = zip(params["result_avals"], outs, strict=True)
-    return {"result_avals": tuple(aval.update(shape=shape) for aval, shape in avals)}
-
+)
 
 # XLA replicates calls of foreign functions, whatever rule the user has registered.
-register_traits("ffi_call", traits=Traits(is_gathered=True), local=_local_results)
+register_traits(
+    "ffi_call",
+    traits=Traits(is_gathered=True),
+    local=lambda params, ins, outs: {
+        "result_avals": tuple(
+            aval.update(shape=shape)
+            for aval, shape in zip(params["result_avals"], outs, strict=True)
+        )
+    },
+)
 
 
 @register(
-    "dce_sink", "dim_as_value", "dimension_size", "empty2", "platform_index",
-    "shape_assertion",
+    *"""
+    dce_sink dim_as_value dimension_size empty2 platform_index shape_assertion
+    """.split(),
     traits=Traits(OpKind.OTHER),
-)  # fmt: skip
+)
 @register("after_all", "create_token", "debug_callback", "debug_print", traits=EFFECTS)
 def bookkeeping(ctx: OpContext) -> OpRule:
     """Return the rule of ops that compute nothing worth sharding."""

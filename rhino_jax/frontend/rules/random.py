@@ -9,7 +9,7 @@ themselves are elementwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from rhino_jax._compat import key_words, threefry_words
-from rhino_jax.frontend.registry import OpContext, OpRule, PartFn, Shape, register
+from rhino_jax.frontend.registry import (
+    OpContext,
+    OpRule,
+    PartFn,
+    Shape,
+    register,
+    result_shape,
+)
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.frontend.rules.opaque import unsharded
 from rhino_jax.ir.traits import OpKind, Traits
@@ -33,12 +40,6 @@ Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011.
 
 GAMMA_FLOPS = 2000.0
 """Operations per gamma sample: about 20 words (rejection, Marsaglia and Tsang)."""
-
-
-def _local_bits(
-    params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
-) -> dict[str, Any]:
-    return {"shape": tuple(outs[0][len(ins[0]) :])}
 
 
 def _part_of_bits(eqn: Any) -> PartFn | None:
@@ -66,10 +67,14 @@ def _part_of_bits(eqn: Any) -> PartFn | None:
 @register(
     "random_bits",
     traits=Traits(OpKind.GENERATOR, is_expensive=True),
-    local=_local_bits,
+    local=result_shape("shape", is_appended=True),
     part=_part_of_bits,
 )
-@register("random_split", traits=Traits(OpKind.GENERATOR), local=_local_bits)
+@register(
+    "random_split",
+    traits=Traits(OpKind.GENERATOR),
+    local=result_shape("shape", is_appended=True),
+)
 def bits(ctx: OpContext) -> OpRule:
     """Return the rule of drawn bits: dims of keys come first, the other dims are the
     result's alone."""
