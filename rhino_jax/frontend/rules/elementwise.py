@@ -252,12 +252,6 @@ def aligned_rule(
     return factors.rule(known[: len(in_shapes)], known[len(in_shapes) :])
 
 
-@register("axis_index", traits=Traits(OpKind.OTHER))
-def axis_index(ctx: OpContext) -> OpRule:
-    """Return the rule of a scalar: nothing to shard."""
-    return unsharded(ctx)
-
-
 @register(
     "ppermute",
     traits=Traits(OpKind.MOVEMENT),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 
 from rhino_jax.frontend.registry import OpContext
-from rhino_jax.ir.factor import Dim, Factor, FactorKind, Layout, Rule
+from rhino_jax.ir.factor import Dim, Factor, FactorKind, Rule
 from rhino_jax.ir.op import item_bytes
 
 
@@ -41,6 +42,26 @@ class FactorList:
             for d, size in enumerate(sizes)
         ]
 
+    def same(self, size: int) -> tuple[Dim, Dim]:
+        """Add a parallel factor that is a dim of two arrays."""
+        return (self.parallel(size),) * 2
+
+    def pairs(
+        self,
+        sizes: Sequence[int],
+        lengths: Sequence[int],
+        add: Callable[[int, int, int], tuple[Dim, Dim]],
+    ) -> tuple[list[Dim], list[Dim]]:
+        """Add the factors of two arrays of as many dims, and return the dims of both.
+
+        Args:
+          sizes, lengths: sizes of their dims.
+          add: (position, size, length) → the dims of both at this position.
+        """
+        each = enumerate(zip(sizes, lengths, strict=True))
+        found = [add(d, *both) for d, both in each]
+        return [a for a, _ in found], [b for _, b in found]
+
     def reduce(self, size: int, reducer: str = "sum") -> Dim:
         """Add a factor that is reduced."""
         return self._add(size, FactorKind.REDUCE, reducer)
@@ -58,10 +79,10 @@ class FactorList:
         length: int,
         size: int,
         start: int,
-        can_sum: bool = True,
-        *,
         stride: int = 1,
         dilation: int = 1,
+        *,
+        can_sum: bool = True,
     ) -> tuple[Dim, Dim]:
         """Add the factors of a dim whose elements an op moves along it.
 
@@ -74,9 +95,9 @@ class FactorList:
           size: size of the operand's dim.
           start: position in the operand of the result's first element; negative where
             others come before it.
-          can_sum: whether a shard's elements can be summed with zeros of other shards.
           stride, dilation: steps of the result's and of the operand's elements, as in
             `Factor`; `start` is a position among the dilated elements.
+          can_sum: whether a shard's elements can be summed with zeros of other shards.
 
         Returns:
           The dim of the operand, and that of the result.
@@ -84,8 +105,7 @@ class FactorList:
         there, here = size * dilation, length * stride
         shared = min(there, start + here) - max(start, 0)
         if start == 0 and size == length and stride == dilation == 1:
-            same = self.parallel(size)
-            return same, same
+            return self.same(size)
         # XLA's partitioner aborts where dilated elements are left out at the start, and
         # is wrong where the operand is whole, as of a single element, and the result
         # sharded.
@@ -144,11 +164,8 @@ class FactorList:
         self, operands: Sequence[Sequence[Dim]], results: Sequence[Sequence[Dim]]
     ) -> Rule:
         """Return the rule with these layouts."""
-        return Rule(tuple(self._factors), _freeze(operands), _freeze(results))
-
-
-def _freeze(layouts: Sequence[Sequence[Dim]]) -> tuple[Layout, ...]:
-    return tuple(tuple(layout) for layout in layouts)
+        sides = (tuple(map(tuple, layouts)) for layouts in (operands, results))
+        return Rule(tuple(self._factors), *sides)
 
 
 def factor_name(position: int) -> str:
@@ -180,3 +197,21 @@ def along(
     layouts = [dims if len(s) == len(whole) else left if s else [] for s in shapes]
     count = len(ctx.in_shapes)
     return factors.rule(layouts[:count], layouts[count:])
+
+
+def dimwise(
+    ctx: OpContext, add: Callable[[FactorList, int, int, int], tuple[Dim, Dim]]
+) -> Rule:
+    """Return the rule of an op whose results have the dims of its operands, one by one.
+
+    Args:
+      ctx: the op; scalars among its operands are parameters.
+      add: (factors, position, size in the operands, size in the results) → the dims of
+        operands and results at this position.
+    """
+    factors = FactorList()
+    read, made = factors.pairs(
+        ctx.in_shapes[0], ctx.out_shapes[0], partial(add, factors)
+    )
+    operands = [read if shape else [] for shape in ctx.in_shapes]
+    return factors.rule(operands, [made] * len(ctx.out_shapes))

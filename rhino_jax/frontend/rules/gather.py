@@ -10,45 +10,120 @@ identity (zero for "sum", one for "prod", the extreme for "max", "min").
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from rhino_jax.frontend.registry import OpContext, OpRule, Shape, register, result_shape
-from rhino_jax.frontend.rules.factors import FactorList
-from rhino_jax.ir.factor import Dim
+from rhino_jax.frontend.registry import (
+    OpContext,
+    OpRule,
+    by_name,
+    register,
+    result_shape,
+)
+from rhino_jax.frontend.rules.factors import FactorList, dimwise
+from rhino_jax.ir.factor import Dim, Rule
 from rhino_jax.ir.traits import OpKind, Traits
 
 
-def window_dims(
-    rank: int, gone: Collection[int], windows: Sequence[int]
-) -> dict[int, int]:
-    """Return a dim of the array that windows lie in → the dim of the windows along it.
+class IndexedDims(NamedTuple):
+    """The dimension numbers of a gather or a scatter, by names that serve both.
+
+    Attributes:
+      indexed: dims of the operand that indices address.
+      dropped: dims of the operand that windows do not have.
+      batch: batching dims of the operand.
+      paired: batching dims of the indices, in the same order.
+      windows: dims of the gathered or updated windows, in the order of the operand's.
+    """
+
+    indexed: tuple[int, ...]
+    dropped: tuple[int, ...]
+    batch: tuple[int, ...]
+    paired: tuple[int, ...]
+    windows: tuple[int, ...]
+
+    @classmethod
+    def of(cls, numbers: Any) -> IndexedDims:
+        """Return JAX's dimension numbers under these names."""
+        return cls(*(getattr(numbers, name) for name in _fields(numbers)))
+
+    def put(self, numbers: Any) -> Any:
+        """Return JAX's dimension numbers with these dims in place of their own."""
+        return numbers._replace(**dict(zip(_fields(numbers), self, strict=True)))
+
+    def windows_of(self, rank: int) -> dict[int, int]:
+        """Return dim of the operand, which has `rank` of them → dim of the windows."""
+        kept = [d for d in range(rank) if d not in (*self.dropped, *self.batch)]
+        return dict(zip(kept, self.windows, strict=True))
+
+
+def _fields(numbers: Any) -> Sequence[str]:
+    """Return JAX's names of the fields of `IndexedDims`."""
+    if hasattr(numbers, "offset_dims"):
+        return """start_index_map collapsed_slice_dims operand_batching_dims
+            start_indices_batching_dims offset_dims""".split()
+    return """scatter_dims_to_operand_dims inserted_window_dims operand_batching_dims
+        scatter_indices_batching_dims update_window_dims""".split()
+
+
+def _indexed(
+    ctx: OpContext,
+    repeated: Callable[[FactorList, int], Dim],
+    picked: Callable[[FactorList, int], Dim],
+) -> Rule:
+    """Return the rule of a gather or scatter of any dimension numbers.
 
     Args:
-      rank: number of dims of the array.
-      gone: dims of it that windows do not have.
-      windows: dims of the windows, in the order of the array's.
+      ctx: the op; its third array, a result or operand, holds the windows.
+      repeated: adds the factor of a dim along which several windows lie.
+      picked: adds the factor of an operand dim of which an index picks one element.
     """
-    kept = [d for d in range(rank) if d not in gone]
-    return dict(zip(kept, windows, strict=True))
-
-
-def _local(
-    params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
-) -> dict[str, Any]:
-    """Set slice sizes so that slices spanning a dim of the operand still span it."""
-    dims, sizes = params["dimension_numbers"], list(params["slice_sizes"])
-    gone = (*dims.collapsed_slice_dims, *dims.operand_batching_dims)
-    for d, offset in window_dims(len(ins[0]), gone, dims.offset_dims).items():
-        sizes[d] = outs[0][offset]
-    return {"slice_sizes": tuple(sizes)}
+    dims, factors = IndexedDims.of(ctx.params["dimension_numbers"]), FactorList()
+    shapes = *ctx.in_shapes, *ctx.out_shapes
+    layouts = [list[Dim]([()] * len(shape)) for shape in shapes[:3]]
+    operand, indices, windowed = layouts
+    batch = [d for d in range(len(windowed)) if d not in dims.windows]
+    for i, d in enumerate(batch):
+        add = FactorList.parallel if i in dims.paired else repeated
+        indices[i] = windowed[d] = add(factors, shapes[1][i])
+    for d, i in zip(dims.batch, dims.paired, strict=True):
+        operand[d] = indices[i]
+    windows = dims.windows_of(len(operand))
+    for d, size in enumerate(shapes[0]):
+        if d in dims.batch:
+            continue
+        window = windows.get(d)
+        length = 1 if window is None else shapes[2][window]
+        if window is not None and length == size:
+            operand[d] = windowed[window] = factors.parallel(size)
+        else:
+            is_picked = length == 1 and d in dims.indexed
+            operand[d] = (picked if is_picked else FactorList.whole)(factors, size)
+    count = len(ctx.in_shapes)
+    return factors.rule(layouts[:count], layouts[count:] or [operand])
 
 
 @register(
     "gather",
     traits=Traits(OpKind.LOOKUP, masks_padding=True, moves=((0,),)),
-    local=_local,
+    # Slices that span a dim of the operand span what a part has of it.
+    local=lambda params, ins, outs: {
+        "slice_sizes": tuple(
+            outs[0][window] if window is not None else size
+            for size, window in zip(
+                params["slice_sizes"],
+                map(
+                    IndexedDims.of(params["dimension_numbers"])
+                    .windows_of(len(ins[0]))
+                    .get,
+                    range(len(ins[0])),
+                ),
+                strict=True,
+            )
+        )
+    },
 )
 def gather(ctx: OpContext) -> OpRule:
     """Return the factors of a gather with any dimension numbers.
@@ -65,37 +140,14 @@ def gather(ctx: OpContext) -> OpRule:
     "fill" an index outside the whole dim belongs to no shard and is handled once, since
     JAX selects the fill value after the look-up.
     """
-    dims = ctx.params["dimension_numbers"]
-    slice_sizes = ctx.params["slice_sizes"]
-    shapes = *ctx.in_shapes, *ctx.out_shapes
-    operand_shape, indices_shape, result_shape = shapes
-    factors = FactorList()
-    operand, indices, result = (list[Dim]([()] * len(shape)) for shape in shapes)
-
-    batch = [d for d in range(len(result_shape)) if d not in dims.offset_dims]
-    for i, d in enumerate(batch):
-        indices[i] = result[d] = factors.parallel(indices_shape[i])
-    paired = zip(
-        dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True
+    (dtype,) = ctx.out_dtypes
+    reducer = "or" if dtype == "bool" else "sum"
+    picked = (
+        FactorList.whole
+        if dtype.startswith("key<")
+        else partial(FactorList.index, reducer=reducer)
     )
-    for operand_dim, indices_dim in paired:
-        operand[operand_dim] = indices[indices_dim]
-
-    reducer = "or" if ctx.out_dtypes[0] == "bool" else "sum"
-    can_mask = not ctx.out_dtypes[0].startswith("key<")
-    gone = (*dims.collapsed_slice_dims, *dims.operand_batching_dims)
-    offsets = window_dims(len(operand_shape), gone, dims.offset_dims)
-    for d, size in enumerate(operand_shape):
-        if d in dims.operand_batching_dims:
-            continue
-        offset = offsets.get(d)
-        if offset is not None and slice_sizes[d] == size:
-            operand[d] = result[offset] = factors.parallel(size)
-        elif can_mask and slice_sizes[d] == 1 and d in dims.start_index_map:
-            operand[d] = factors.index(size, reducer)
-        else:
-            operand[d] = factors.whole(size)
-    return OpRule(factors.rule([operand, indices], [result]))
+    return OpRule(_indexed(ctx, FactorList.parallel, picked))
 
 
 @register(
@@ -106,16 +158,14 @@ def gather(ctx: OpContext) -> OpRule:
 def dynamic_slice(ctx: OpContext) -> OpRule:
     """Return the rule: dims taken in full are parallel; along sliced dims the operand
     is whole, and each device may take its own part of the slice."""
-    operand_shape, *starts = ctx.in_shapes
-    (result_shape,) = ctx.out_shapes
-    factors = FactorList()
-    operand: list[Dim] = []
-    result: list[Dim] = []
-    for size, length in zip(operand_shape, result_shape, strict=True):
-        is_full = size == length
-        operand.append(factors.parallel(size) if is_full else factors.whole(size))
-        result.append(operand[-1] if is_full else factors.parallel(length))
-    rule = factors.rule([operand, *([()] * len(starts))], [result])
+    rule = dimwise(
+        ctx,
+        lambda factors, d, size, length: (
+            factors.same(size)
+            if size == length
+            else (factors.whole(size), factors.parallel(length))
+        ),
+    )
     return OpRule(rule, is_fusible=True)
 
 
@@ -131,35 +181,30 @@ def dynamic_update_slice(ctx: OpContext) -> OpRule:
     (a KV cache that is sharded along the sequence is written this way, without
     communication). Longer updates may straddle shards, and are whole.
     """
-    operand_shape, update_shape, *starts = ctx.in_shapes
-    factors = FactorList()
-    operand: list[Dim] = []
-    update: list[Dim] = []
-    for size, length in zip(operand_shape, update_shape, strict=True):
-        if size == length:
-            operand.append(factors.parallel(size))
-        elif length == 1:
-            operand.append(factors.index(size))
-        else:
-            operand.append(factors.whole(size))
-        update.append(operand[-1] if size == length else ())
-    rule = factors.rule([operand, update, *([()] * len(starts))], [operand])
-    return OpRule(rule)
+    factors, (_, _, *starts) = FactorList(), ctx.in_shapes
+    operand, update = factors.pairs(
+        ctx.in_shapes[0],
+        ctx.in_shapes[1],
+        lambda d, size, length: (
+            factors.same(size)
+            if size == length
+            else ((factors.index if length == 1 else factors.whole)(size), ())
+        ),
+    )
+    return OpRule(factors.rule([operand, update, *([] for _ in starts)], [operand]))
 
 
-REDUCERS = {
-    "scatter-add": "sum",
-    "scatter_add": "sum",
-    "scatter-mul": "prod",
-    "scatter_mul": "prod",
-    "scatter-min": "min",
-    "scatter_min": "min",
-    "scatter-max": "max",
-    "scatter_max": "max",
-}
+REDUCERS = by_name(
+    {
+        "sum": "scatter-add scatter_add",
+        "prod": "scatter-mul scatter_mul",
+        "min": "scatter-min scatter_min",
+        "max": "scatter-max scatter_max",
+    }
+)
 """Primitive → how partial results of scatters with sharded updates combine."""
 
-_SUBTRACTING = ("scatter-sub", "scatter_sub")
+SUBTRACTING = ("scatter-sub", "scatter_sub")
 
 
 def _traits(name: str) -> Traits:
@@ -169,13 +214,13 @@ def _traits(name: str) -> Traits:
         fuses_operands=True,
         updates=2,
         moves=((0, 2),) if name == "scatter" else (),
-        linear=((0, 2),) if reducer == "sum" or name in _SUBTRACTING else (),
+        linear=((0, 2),) if reducer == "sum" or name in SUBTRACTING else (),
         reducer=reducer,
         accumulates=(0,) if reducer else (),
     )
 
 
-@register("scatter", *_SUBTRACTING, *REDUCERS, traits=_traits)
+@register("scatter", *SUBTRACTING, *REDUCERS, traits=_traits)
 def scatter(ctx: OpContext) -> OpRule:
     """Return the factors of a scatter with any dimension numbers.
 
@@ -188,43 +233,12 @@ def scatter(ctx: OpContext) -> OpRule:
       which XLA's partitioner does not treat as a sum (it gathers them).
     - Other windows: whole.
     """
-    dims = ctx.params["dimension_numbers"]
-    operand_shape, indices_shape, updates_shape = ctx.in_shapes
     reducer = REDUCERS.get(ctx.primitive)
-    factors = FactorList()
-    operand, indices, updates = (list[Dim]([()] * len(s)) for s in ctx.in_shapes)
-
-    batch = [d for d in range(len(updates_shape)) if d not in dims.update_window_dims]
-    for i, d in enumerate(batch):
-        size = indices_shape[i]
-        if i in dims.scatter_indices_batching_dims:
-            factor = factors.parallel(size)
-        elif reducer is not None:
-            factor = factors.reduce(size, reducer)
-        else:
-            factor = factors.whole(size)
-        indices[i] = updates[d] = factor
-    paired = zip(
-        dims.operand_batching_dims, dims.scatter_indices_batching_dims, strict=True
+    repeated = (
+        partial(FactorList.reduce, reducer=reducer) if reducer else FactorList.whole
     )
-    for operand_dim, indices_dim in paired:
-        operand[operand_dim] = indices[indices_dim]
-
-    gone = (*dims.inserted_window_dims, *dims.operand_batching_dims)
-    windows = window_dims(len(operand_shape), gone, dims.update_window_dims)
-    for d, size in enumerate(operand_shape):
-        if d in dims.operand_batching_dims:
-            continue
-        window = windows.get(d)
-        window_size = 1 if window is None else updates_shape[window]
-        if window is not None and window_size == size:
-            operand[d] = updates[window] = factors.parallel(size)
-        elif window_size == 1 and d in dims.scatter_dims_to_operand_dims:
-            operand[d] = factors.index(size)
-        else:
-            operand[d] = factors.whole(size)
-    flops = float(math.prod(updates_shape)) if reducer else 0.0
-    rule = factors.rule([operand, indices, updates], [operand])
+    rule = _indexed(ctx, repeated, FactorList.index)
+    flops = float(math.prod(ctx.in_shapes[2])) if reducer else 0.0
     # `x.at[i].apply(fn)` is a scatter, too: of what `fn` makes of the elements.
     applies = ctx.primitive == "scatter" and ctx.params.get("update_jaxpr") is not None
     traits = replace(_traits(ctx.primitive), moves=()) if applies else None

@@ -59,7 +59,8 @@ register_traits(
 
 @register(
     *"""
-    dce_sink dim_as_value dimension_size empty2 platform_index shape_assertion
+    axis_index dce_sink dim_as_value dimension_size empty2 platform_index
+    shape_assertion
     """.split(),
     traits=Traits(OpKind.OTHER),
 )

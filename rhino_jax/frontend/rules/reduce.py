@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from jax import lax
 
+from rhino_jax.frontend import registry
 from rhino_jax.frontend.registry import OpContext, OpRule, numbers, register
-from rhino_jax.frontend.rules.factors import FactorList, along
+from rhino_jax.frontend.rules.factors import FactorList, along, dimwise
 from rhino_jax.ir.factor import Dim
 from rhino_jax.ir.op import item_bytes
 from rhino_jax.ir.traits import Library, OpKind, Traits
 
 
-REDUCERS = {
-    "reduce_sum": "sum",
-    "reduce_max": "max",
-    "reduce_min": "min",
-    "reduce_prod": "prod",
-    "reduce_and": "and",
-    "reduce_or": "or",
-}
+REDUCERS = {f"reduce_{word}": word for word in registry.REDUCERS}
 
 COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
     "sum": lax.add,
@@ -129,7 +124,7 @@ def _reduced(
 def cumulative(ctx: OpContext) -> OpRule:
     """Return the rule of a running sum: along its dim, a shard sends its last sum to
     those after it."""
-    merged = lambda factors, size: factors.merge(size, 1, ctx.out_dtypes)  # noqa: E731
+    merged = partial(FactorList.merge, items=1, dtypes=ctx.out_dtypes)
     rule = along(ctx, (ctx.params["axis"],), merged)
     return OpRule(rule, float(math.prod(ctx.in_shapes[0])))
 
@@ -163,18 +158,17 @@ def top_k(ctx: OpContext) -> OpRule:
     axis = ctx.params.get("axis", ctx.params.get("reduction_dimension", -1))
     axis %= len(shape)
     k = ctx.params["k"]
-    factors = FactorList()
-    operand: list[Dim] = []
-    result: list[Dim] = []
-    for d, size in enumerate(shape):
-        if d != axis:
-            operand.append(factors.parallel(size))
-        elif ctx.params.get("aggregate_to_topk", True):
-            operand.append(factors.merge(size, k, ctx.out_dtypes))
-        else:
-            operand.append(factors.whole(size))
-        result.append(() if d == axis else operand[-1])
-    rule = factors.rule([operand], [result] * len(ctx.out_shapes))
+    merged = (
+        partial(FactorList.merge, items=k, dtypes=ctx.out_dtypes)
+        if ctx.params.get("aggregate_to_topk", True)
+        else FactorList.whole
+    )
+    rule = dimwise(
+        ctx,
+        lambda factors, d, size, length: (
+            (merged(factors, size), ()) if d == axis else factors.same(size)
+        ),
+    )
     return OpRule(rule, math.prod(shape) * math.log2(max(k, 2)), traits=_sorting(ctx))
 
 
@@ -207,24 +201,14 @@ def reduce_window(ctx: OpContext) -> OpRule:
     which `out` is parallel. The generic `reduce_window` has initial values as further
     operands, which are scalars.
     """
-    params = ctx.params
-    in_shape, out_shape = ctx.in_shapes[0], ctx.out_shapes[0]
-    factors = FactorList()
-    operand: list[Dim] = []
-    result: list[Dim] = []
-    for d, sizes in enumerate(zip(in_shape, out_shape, strict=True)):
-        outer, inner = _window_dim(factors, params, d, *sizes)
-        operand.append(outer + inner)
-        result.append(outer)
-    operands = [operand if shape else [] for shape in ctx.in_shapes]
-    flops = float(math.prod(out_shape) * math.prod(params["window_dimensions"]))
-    return OpRule(factors.rule(operands, [result] * len(ctx.out_shapes)), flops)
+    window = math.prod(ctx.params["window_dimensions"])
+    rule = dimwise(ctx, partial(_window_dim, ctx.params))
+    return OpRule(rule, float(math.prod(ctx.out_shapes[0]) * window))
 
 
 def _window_dim(
-    factors: FactorList, params: Mapping[str, Any], d: int, size: int, length: int
+    params: Mapping[str, Any], factors: FactorList, d: int, size: int, length: int
 ) -> tuple[Dim, Dim]:
-    """Return the factors of one dim: those that the result has too, and the others."""
     low, high = params["padding"][d]
     window, stride = params["window_dimensions"][d], params["window_strides"][d]
     base, between = (
@@ -233,10 +217,11 @@ def _window_dim(
     )
     extent = (window - 1) * between + 1
     if size != stride * length or base != 1 or low < 0 or high < 0:
-        return (), factors.whole(size)
+        return factors.whole(size), ()
     if extent <= stride and low == 0:
-        return factors.parallel(length), factors.whole(stride)
-    return factors.halo(length, low, max(extent - stride - low, 0)), ()
+        outer = factors.parallel(length)
+        return outer + factors.whole(stride), outer
+    return (factors.halo(length, low, max(extent - stride - low, 0)),) * 2
 
 
 @register("select_and_scatter", traits=Traits(OpKind.SCATTER))
@@ -253,13 +238,10 @@ def select_and_scatter_add(ctx: OpContext) -> OpRule:
     # select_and_scatter_add: (source, operand); the generic op: (operand, source,
     # initial value).
     is_generic = ctx.primitive == "select_and_scatter"
-    operand_shape, source_shape = ctx.in_shapes[0], ctx.in_shapes[1]
-    if not is_generic:
-        operand_shape, source_shape = source_shape, operand_shape
+    shapes = ctx.in_shapes[:2] if is_generic else ctx.in_shapes[::-1]
     factors = FactorList()
-    operand: list[Dim] = []
-    source: list[Dim] = []
-    for d, (size, length) in enumerate(zip(operand_shape, source_shape, strict=True)):
+
+    def dims(d: int, size: int, length: int) -> tuple[Dim, Dim]:
         stride = params["window_strides"][d]
         is_apart = (
             params["window_dimensions"][d] <= stride
@@ -267,9 +249,9 @@ def select_and_scatter_add(ctx: OpContext) -> OpRule:
             and size == stride * length
         )
         outer = factors.parallel(length) if is_apart else ()
-        inner = factors.whole(stride if is_apart else size)
-        operand.append(outer + inner)
-        source.append(outer)
+        return outer + factors.whole(stride if is_apart else size), outer
+
+    operand, source = factors.pairs(shapes[0], shapes[1], dims)
     operands = [operand, source, []] if is_generic else [source, operand]
-    flops = float(math.prod(source_shape) * math.prod(params["window_dimensions"]))
+    flops = float(math.prod(shapes[1]) * math.prod(params["window_dimensions"]))
     return OpRule(factors.rule(operands, [operand]), flops)

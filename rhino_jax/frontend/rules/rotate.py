@@ -13,7 +13,7 @@ from jax.interpreters import ad, batching, mlir
 
 from rhino_jax._compat import new_primitive
 from rhino_jax.frontend.registry import OpContext, OpRule, register
-from rhino_jax.frontend.rules.factors import FactorList
+from rhino_jax.frontend.rules.factors import dimwise
 from rhino_jax.ir.traits import OpKind, Traits
 
 
@@ -76,10 +76,10 @@ def rotation(ctx: OpContext) -> OpRule:
     that wrap around are sent with the border."""
     (shape,), shift, axis = ctx.in_shapes, ctx.params["shift"], ctx.params["axis"]
     start = -shift if 2 * shift <= shape[axis] else shape[axis] - shift
-    factors = FactorList()
-    dims = [
-        factors.moved(size, size, start if d == axis else 0)
-        for d, size in enumerate(shape)
-    ]
-    read, made = zip(*dims, strict=True)
-    return OpRule(factors.rule([read], [made]))
+    rule = dimwise(
+        ctx,
+        lambda factors, d, size, length: factors.moved(
+            length, size, start if d == axis else 0
+        ),
+    )
+    return OpRule(rule)

@@ -19,9 +19,8 @@ from rhino_jax.frontend.registry import (
     register,
     result_shape,
 )
-from rhino_jax.frontend.rules.factors import FactorList, along
-from rhino_jax.frontend.rules.opaque import unsharded
-from rhino_jax.ir.factor import Dim
+from rhino_jax.frontend.rules.factors import FactorList, along, dimwise
+from rhino_jax.ir.factor import Dim, Rule
 from rhino_jax.ir.op import Op
 from rhino_jax.ir.traits import FROM_ALL, OpKind, Traits
 
@@ -87,59 +86,46 @@ def transpose(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule([operand], [result]), is_fusible=True)
 
 
-@register("squeeze", traits=FROM_FIRST)
-def squeeze(ctx: OpContext) -> OpRule:
-    """Return the rule that drops dims of size one."""
-    (shape,) = ctx.in_shapes
-    gone = {d % len(shape) for d in ctx.params["dimensions"]}
-    return OpRule(along(ctx, gone), is_fusible=True)
-
-
-@register("expand_dims", traits=FROM_FIRST)
-def expand_dims(ctx: OpContext) -> OpRule:
-    """Return the rule that adds dims of size one."""
-    (result_shape,) = ctx.out_shapes
-    new = {d % len(result_shape) for d in ctx.params["dimensions"]}
-    return OpRule(along(ctx, new), is_fusible=True)
-
-
+@register("squeeze", "expand_dims", "unstack", traits=FROM_FIRST)
 @register("rev", traits=replace(FROM_FIRST, is_reversal=True, dims_param="dimensions"))
-def rev(ctx: OpContext) -> OpRule:
-    """Return the rule: reversed dims are whole, since reversing them permutes
+@register("stack", traits=Traits(OpKind.MOVEMENT, moves=FROM_ALL))
+def along_dims(ctx: OpContext) -> OpRule:
+    """Return the rule: dims that are dropped or added, of size one or whole, are so in
+    all arrays that have them; reversed dims are whole, since reversing them permutes
     shards."""
-    (shape,) = ctx.in_shapes
-    turned = {d % len(shape) for d in ctx.params["dimensions"]}
-    return OpRule(along(ctx, turned), is_fusible=True)
+    rank = max(map(len, (*ctx.in_shapes, *ctx.out_shapes)))
+    dims = ctx.params.get("dimensions") or (ctx.params.get("axis"),)
+    rule = along(ctx, {d % rank for d in dims if d is not None})
+    return OpRule(rule, is_fusible=ctx.primitive != "stack")
 
 
-def _local_slice(
-    params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
-) -> dict[str, Any]:
-    """Set limits so that dims with the part are taken in full; of size 0, nothing."""
-    strides = params["strides"] or (1,) * len(ins[0])
-    return {
+@register(
+    "slice",
+    traits=FROM_FIRST,
+    # Limits by which dims with the part are taken in full; of size 0, nothing.
+    local=lambda params, ins, outs: {
         "limit_indices": tuple(
             start + max((size - 1) * stride + 1, 0)
-            for start, size, stride in zip(
-                params["start_indices"], outs[0], strides, strict=True
+            for (start, stride, _), size in zip(
+                _steps_of("slice", params), outs[0], strict=True
             )
         )
-    }
-
-
-@register("slice", traits=FROM_FIRST, local=_local_slice)
-def slice_(ctx: OpContext) -> OpRule:
-    """Return the rule: dims taken in full are parallel, others shifts, in steps or
-    not."""
-    can_sum = not ctx.out_dtypes[0].startswith(("key<", "bool"))
-    return _resized(ctx, can_sum)
-
-
+    },
+)
 @register("pad", traits=Traits(OpKind.MOVEMENT, fuses_operands=True, moves=((0, 1),)))
-def pad(ctx: OpContext) -> OpRule:
-    """Return the rule: padded dims are shifts, whether padding is negative or comes
-    between elements."""
-    return _resized(ctx)
+def resized(ctx: OpContext) -> OpRule:
+    """Return the rule: dims taken in full are parallel; others are shifts, whether
+    slices are in steps or not, and whether padding is negative or comes between
+    elements."""
+    steps = _steps_of(ctx.primitive, ctx.params)
+    is_number = not ctx.out_dtypes[0].startswith(("key<", "bool"))
+    rule = dimwise(
+        ctx,
+        lambda factors, d, size, length: factors.moved(
+            length, size, *steps[d], can_sum=is_number or ctx.primitive == "pad"
+        ),
+    )
+    return OpRule(rule, is_fusible=True)
 
 
 def of_blocks(
@@ -278,30 +264,6 @@ def _window(op: Op, eqn: Any) -> DimMove | None:
     )
 
 
-def _resized(ctx: OpContext, can_sum: bool = True) -> OpRule:
-    """Return the rule of a slice or pad.
-
-    Args:
-      ctx: the op.
-      can_sum: whether a shard's elements can be summed with zeros of other shards.
-    """
-    shape, *others = ctx.in_shapes
-    (result_shape,) = ctx.out_shapes
-    factors = FactorList()
-    operand: list[Dim] = []
-    result: list[Dim] = []
-    for (start, stride, dilation), size, length in zip(
-        _steps_of(ctx.primitive, ctx.params), shape, result_shape, strict=True
-    ):
-        read, made = factors.moved(
-            length, size, start, can_sum, stride=stride, dilation=dilation
-        )
-        operand.append(read)
-        result.append(made)
-    scalars = [[()] * len(other) for other in others]
-    return OpRule(factors.rule([operand, *scalars], [result]), is_fusible=True)
-
-
 @register(
     "concatenate",
     traits=Traits(
@@ -321,26 +283,9 @@ def concatenate(ctx: OpContext) -> OpRule:
     """
     axis = ctx.params["dimension"]
     sizes = [shape[axis] for shape in ctx.in_shapes]
-    (length,) = (shape[axis] for shape in ctx.out_shapes)
     main = max(range(len(sizes)), key=sizes.__getitem__)
-    if not 2 * sizes[main] > length > sizes[main]:
-        return OpRule(_joined(ctx, axis).rule)
-    factors = FactorList()
-    shared = [
-        factors.moved(length, sizes[main], -sum(sizes[:main]))[1]
-        if d == axis
-        else factors.parallel(size)
-        for d, size in enumerate(ctx.out_shapes[0])
-    ]
-    operands = [
-        [
-            *shared[:axis],
-            shared[axis] if i == main else factors.whole(size),
-            *shared[axis + 1 :],
-        ]
-        for i, size in enumerate(sizes)
-    ]
-    return OpRule(factors.rule(operands, [shared]))
+    is_most = 2 * sizes[main] > ctx.out_shapes[0][axis] > sizes[main]
+    return OpRule(_joined(ctx, axis, main if is_most else None))
 
 
 @register(
@@ -352,41 +297,30 @@ def concatenate(ctx: OpContext) -> OpRule:
 )
 def split(ctx: OpContext) -> OpRule:
     """Return the rule: the dim that is split is whole."""
-    return OpRule(_joined(ctx, ctx.params["axis"]).rule, is_fusible=True)
+    return OpRule(_joined(ctx, ctx.params["axis"]), is_fusible=True)
 
 
-def _joined(ctx: OpContext, axis: int) -> OpRule:
+def _joined(ctx: OpContext, axis: int, main: int | None = None) -> Rule:
     """Return the rule of operands and results that agree in all dims but `axis`, which
-    is whole."""
-    shapes = (*ctx.in_shapes, *ctx.out_shapes)
-    rank = len(shapes[0])
-    if any(len(shape) != rank for shape in shapes):
-        return unsharded(ctx)
-    factors = FactorList()
-    shared: list[Dim] = [
-        () if d == axis else factors.parallel(size) for d, size in enumerate(shapes[0])
-    ]
+    is whole, or a shift between the result and the operand number `main`."""
+    shapes, count = (*ctx.in_shapes, *ctx.out_shapes), len(ctx.in_shapes)
+    factors, shared = FactorList(), list[Dim]()
+    moved: Dim = ()
+    for d, size in enumerate(shapes[-1]):
+        if d != axis:
+            shared.append(factors.parallel(size))
+            continue
+        if main is not None:
+            start = -sum(shape[d] for shape in shapes[:main])
+            moved = factors.moved(size, shapes[main][d], start)[1]
+        shared.append(moved)
     layouts = [
-        [factors.whole(shape[d]) if d == axis else shared[d] for d in range(rank)]
-        for shape in shapes
+        [*shared[:axis], factors.whole(shape[axis]), *shared[axis + 1 :]]
+        if main is None or i not in (main, count)
+        else shared
+        for i, shape in enumerate(shapes)
     ]
-    count = len(ctx.in_shapes)
-    return OpRule(factors.rule(layouts[:count], layouts[count:]))
-
-
-@register("stack", traits=Traits(OpKind.MOVEMENT, moves=FROM_ALL))
-def stack(ctx: OpContext) -> OpRule:
-    """Return the rule: the new dim is whole."""
-    (result_shape,) = ctx.out_shapes
-    return OpRule(along(ctx, (ctx.params["axis"] % len(result_shape),)))
-
-
-@register("unstack", traits=FROM_FIRST)
-def unstack(ctx: OpContext) -> OpRule:
-    """Return the rule: the dim that is removed is whole."""
-    (shape,) = ctx.in_shapes
-    axes = (ctx.params["axis"] % len(shape),)
-    return OpRule(along(ctx, axes), is_fusible=True)
+    return factors.rule(layouts[:count], layouts[count:])
 
 
 @register(
