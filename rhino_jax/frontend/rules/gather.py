@@ -53,10 +53,10 @@ class IndexedDims(NamedTuple):
         """Return JAX's dimension numbers with these dims in place of their own."""
         return numbers._replace(**dict(zip(_fields(numbers), self, strict=True)))
 
-    def windows_of(self, rank: int) -> dict[int, int]:
-        """Return dim of the operand, which has `rank` of them → dim of the windows."""
-        kept = [d for d in range(rank) if d not in (*self.dropped, *self.batch)]
-        return dict(zip(kept, self.windows, strict=True))
+    def windows_of(self, rank: int) -> list[int | None]:
+        """Return the dim of the windows along each of the operand's `rank` dims."""
+        gone, windows = {*self.dropped, *self.batch}, iter(self.windows)
+        return [None if d in gone else next(windows) for d in range(rank)]
 
 
 def _fields(numbers: Any) -> Sequence[str]:
@@ -91,10 +91,9 @@ def _indexed(
     for d, i in zip(dims.batch, dims.paired, strict=True):
         operand[d] = indices[i]
     windows = dims.windows_of(len(operand))
-    for d, size in enumerate(shapes[0]):
+    for d, (size, window) in enumerate(zip(shapes[0], windows, strict=True)):
         if d in dims.batch:
             continue
-        window = windows.get(d)
         length = 1 if window is None else shapes[2][window]
         if window is not None and length == size:
             operand[d] = windowed[window] = factors.parallel(size)
@@ -111,15 +110,10 @@ def _indexed(
     # Slices that span a dim of the operand span what a part has of it.
     local=lambda params, ins, outs: {
         "slice_sizes": tuple(
-            outs[0][window] if window is not None else size
+            size if window is None else outs[0][window]
             for size, window in zip(
                 params["slice_sizes"],
-                map(
-                    IndexedDims.of(params["dimension_numbers"])
-                    .windows_of(len(ins[0]))
-                    .get,
-                    range(len(ins[0])),
-                ),
+                IndexedDims.of(params["dimension_numbers"]).windows_of(len(ins[0])),
                 strict=True,
             )
         )

@@ -93,7 +93,7 @@ class Spelled:
 
     operands: tuple[Groups, ...]
     results: tuple[Groups, ...]
-    params: Mapping[str, Any]
+    params: Mapping[str, Any] = field(default_factory=dict)
     used: tuple[DimParts, ...] = ()
     cramped: tuple[DimParts, ...] = ()
     free: frozenset[int] = frozenset()

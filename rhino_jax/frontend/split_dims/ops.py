@@ -1,8 +1,7 @@
 """Ops on values whose merged dims are split.
 
-Every function takes an equation, the forms of its operands, and, for results with free
-dims, the groups that they should have; it returns the op on split dims, or None where
-the op cannot be expressed on them.
+Every function takes a `SplitOp` and returns the op on split dims, with the parameters
+that change, or None where the op cannot be expressed on them.
 
 For ops that their factors tell of: a dim whose indices the op treats alike, or sums
 over, may have any parts; all operands then have the same. Dims that it takes a part of,
@@ -13,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rhino_jax.frontend.importer import rule_of
 from rhino_jax.frontend.registry import traits_of
+from rhino_jax.frontend.rules.gather import REDUCERS, SUBTRACTING, IndexedDims
 from rhino_jax.frontend.rules.reshape import reshape_rule
 from rhino_jax.frontend.split_dims.forms import (
     LANES,
@@ -32,11 +32,75 @@ from rhino_jax.frontend.split_dims.forms import (
     places,
     shape_of,
 )
-from rhino_jax.ir.factor import FactorKind, Layout
+from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.traits import OpKind
 
 
-Speller = Callable[[Any, Sequence[Form], Groups | None], Spelled | None]
+@dataclass(frozen=True, slots=True)
+class SplitOp:
+    """An equation whose op is to run on split dims.
+
+    Attributes:
+      eqn: the equation, of a plain op.
+      forms: forms of its operands.
+      target: groups that the results should have; matters for free dims only.
+    """
+
+    eqn: Any
+    forms: Sequence[Form]
+    target: Groups | None
+
+    @property
+    def params(self) -> Any:
+        return self.eqn.params
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the operands, then of the results."""
+        return [tuple(v.aval.shape) for v in (*self.eqn.invars, *self.eqn.outvars)]
+
+    def groups(
+        self,
+        merged: Collection[int] = (),
+        alike: Mapping[int, Collection[int]] | None = None,
+        *,
+        splits_small: bool = True,
+    ) -> tuple[tuple[Groups, ...], tuple[Groups, ...]]:
+        """Return the groups in which the op reads its operands, and those of its
+        results.
+
+        Dims whose indices the op treats alike, or sums over, may have any parts. A dim
+        of its rule has one factor or none.
+
+        Args:
+          merged: dims of the first operand that stay merged.
+          alike: position of an operand → dims that may have any parts as well.
+          splits_small: see `forms.join`.
+        """
+        rule = rule_of(self.eqn)[0].rule
+        kinds = FactorKind.PARALLEL, FactorKind.REDUCE
+        free = {f for f, factor in enumerate(rule.factors) if factor.kind in kinds}
+        for i, dims in (alike or {}).items():
+            free.update(f for d in dims for f in rule.operands[i][d])
+        free -= {f for d in merged for f in rule.operands[0][d]}
+        seen: dict[int, list[tuple[Form, int]]] = {}
+        for form, layout in zip(self.forms, rule.operands, strict=True):
+            for d, dim in enumerate(layout):
+                for f in free & set(dim):
+                    seen.setdefault(f, []).append((form, d))
+        parts = {f: join(at, splits_small=splits_small) for f, at in seen.items()}
+        layouts = (*rule.operands, *rule.results)
+        found = tuple(
+            tuple(
+                parts[dim[0]] if dim and dim[0] in parts else DimParts((size,))
+                for dim, size in zip(layout, shape, strict=True)
+            )
+            for layout, shape in zip(layouts, self.shapes, strict=True)
+        )
+        return found[: len(self.forms)], found[len(self.forms) :]
+
+
+Speller = Callable[[SplitOp], Spelled | None]
 
 _SPELLERS: dict[str, Speller] = {}
 
@@ -89,24 +153,17 @@ def spell(
     said = {k: eqn.params.get(k) for k in ("sharding", "out_sharding")}
     if speller is None or any(s is not None and any(s.spec) for s in said.values()):
         return None
-    found = speller(eqn, forms, target)
-    if found is None or not any(said.values()):
-        return found
+    found = speller(SplitOp(eqn, forms, target))
     # JAX's differentiation rules state for some results that they are replicated.
     unsaid = {k: None for k, s in said.items() if s is not None}
-    return replace(found, params={**found.params, **unsaid})
-
-
-def array_shape(atom: Any) -> tuple[int, ...]:
-    """Return the shape of an equation's operand or result."""
-    return tuple(atom.aval.shape)
+    return found and replace(found, params={**eqn.params, **found.params, **unsaid})
 
 
 @spells("reshape", starts=True)
-def reshape(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
+def reshape(op: SplitOp) -> Spelled | None:
     """Split a reshaped dim into the factors that both shapes have in common."""
-    (form,), shape = forms, array_shape(eqn.outvars[0])
-    if eqn.params.get("dimensions") is not None or 0 in shape:
+    (form,), shape = op.forms, op.shapes[-1]
+    if op.params.get("dimensions") is not None or 0 in shape:
         return None
     rule = reshape_rule(shape_of(form.groups), shape)
     if any(f.kind is FactorKind.WHOLE for f in rule.factors):
@@ -127,25 +184,25 @@ def reshape(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled |
     for d, dim in enumerate(rule.results[0]):
         sizes = tuple(rule.factors[f].size for f in dim) or (shape[d],)
         if len(sources[d]) > 1:
-            origins[d].add((id(eqn), d))
+            origins[d].add((id(op.eqn), d))
         is_one = len(sizes) == 1
         made.append(DimParts(sizes, frozenset() if is_one else frozenset(origins[d])))
-    params = {**eqn.params, "new_sizes": shape_of(tuple(made))}
+    params = {"new_sizes": shape_of(tuple(made))}
     return Spelled((form.groups,), (tuple(made),), params, tuple(used))
 
 
-def elementwise(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+def elementwise(op: SplitOp) -> Spelled:
     """Give all operands the same parts; scalars stay, and dims of size one are
     broadcast."""
-    wide = [form for form in forms if form.groups]
-    free = frozenset(range(len(array_shape(eqn.outvars[0])))) if wide else frozenset()
+    wide, shape = [form for form in op.forms if form.groups], op.shapes[-1]
+    free = frozenset(range(len(shape))) if wide else frozenset()
     for form in wide:
         free &= form.free | {d for d, p in enumerate(form.groups) if p == _ONE}
     joined: list[DimParts] = []
-    for d, size in enumerate(array_shape(eqn.outvars[0])):
+    for d, size in enumerate(shape):
         seen = [(f, d) for f in wide if f.groups[d] != _ONE]
-        if target is not None and d in free:
-            joined.append(target[d])
+        if op.target is not None and d in free:
+            joined.append(op.target[d])
         else:
             joined.append(join(seen) if seen else DimParts((size,)))
     read = tuple(
@@ -153,36 +210,33 @@ def elementwise(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spell
             DimParts((1,) * len(parts.sizes)) if mine == _ONE else parts
             for mine, parts in zip(form.groups, joined, strict=False)
         )
-        for form in forms
+        for form in op.forms
     )
-    made = (tuple(joined),) * len(eqn.outvars)
-    return Spelled(read, made, eqn.params, free=free)
+    return Spelled(read, (tuple(joined),) * len(op.eqn.outvars), free=free)
 
 
 @spells("bitcast_convert_type")
-def bitcast(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
+def bitcast(op: SplitOp) -> Spelled | None:
     """Treat a bitcast as elementwise, where the width does not change."""
-    is_same = array_shape(eqn.invars[0]) == array_shape(eqn.outvars[0])
-    return elementwise(eqn, forms, target) if is_same else None
+    before, after = op.shapes
+    return elementwise(op) if before == after else None
 
 
 @spells("optimization_barrier")
-def barrier(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+def barrier(op: SplitOp) -> Spelled:
     """Give every result the parts of its operand."""
-    groups = tuple(form.groups for form in forms)
-    return Spelled(groups, groups, eqn.params)
+    groups = tuple(form.groups for form in op.forms)
+    return Spelled(groups, groups)
 
 
 @spells("broadcast_in_dim", starts=True)
-def broadcast_in_dim(
-    eqn: Any, forms: Sequence[Form], target: Groups | None
-) -> Spelled | None:
+def broadcast_in_dim(op: SplitOp) -> Spelled | None:
     """Keep the parts of the operand; new dims are free, and so are those of a small
     operand, which is reshaped itself."""
-    if len(forms) != 1:
+    if len(op.forms) != 1:
         return None  # a dynamic shape
-    shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
-    (form,), operand = forms, array_shape(eqn.invars[0])
+    (form,), (operand, shape) = op.forms, op.shapes
+    dims = op.params["broadcast_dimensions"]
     is_small = math.prod(operand) <= SMALL * math.prod(shape)
     taken = {d: i for i, d in enumerate(dims) if operand[i] == shape[d]}
     free = frozenset(
@@ -191,8 +245,8 @@ def broadcast_in_dim(
         if d not in taken or (is_small and not form.groups[taken[d]].is_apart)
     )
     made = tuple(
-        target[d]
-        if target is not None and d in free
+        op.target[d]
+        if op.target is not None and d in free
         else form.groups[taken[d]]
         if d in taken
         else DimParts((size,))
@@ -205,167 +259,107 @@ def broadcast_in_dim(
     for i, d in enumerate(dims):
         there = places(made, [d])
         at += there if taken.get(d) == i else there[:1]
-    params = {
-        **eqn.params,
-        "shape": shape_of(made),
-        "broadcast_dimensions": tuple(at),
-    }
+    params = {"shape": shape_of(made), "broadcast_dimensions": tuple(at)}
     return Spelled((tuple(read),), (made,), params, free=free)
 
 
 @spells("random_bits", starts=True)
-def random_bits(
-    eqn: Any, forms: Sequence[Form], target: Groups | None
-) -> Spelled | None:
+def random_bits(op: SplitOp) -> Spelled | None:
     """Leave all dims free for a single key: bits are numbered in the order of
     elements."""
-    if array_shape(eqn.invars[0]):
+    if op.shapes[0]:
         return None
-    made = groups_of(eqn.outvars[0]) if target is None else target
-    params = {**eqn.params, "shape": shape_of(made)}
-    return Spelled(((),), (made,), params, free=frozenset(range(len(made))))
+    made = groups_of(op.eqn.outvars[0]) if op.target is None else op.target
+    return Spelled(
+        ((),), (made,), {"shape": shape_of(made)}, free=frozenset(range(len(made)))
+    )
 
 
 @spells("iota", starts=True)
-def iota(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
+def iota(op: SplitOp) -> Spelled | None:
     """Leave all dims free except the one that is counted."""
-    if forms:
+    if op.forms:
         return None  # a dynamic shape
-    shape, along = eqn.params["shape"], eqn.params["dimension"]
+    (shape,), along = op.shapes, op.params["dimension"]
     free = frozenset(range(len(shape))) - {along}
     made = tuple(
-        target[d] if target and d in free else DimParts((size,))
+        op.target[d] if op.target and d in free else DimParts((size,))
         for d, size in enumerate(shape)
     )
     (place,) = places(made, [along])
-    params = {**eqn.params, "shape": shape_of(made), "dimension": place}
+    params = {"shape": shape_of(made), "dimension": place}
     return Spelled((), (made,), params, free=free)
 
 
-def on_factors(
-    eqn: Any,
-    forms: Sequence[Form],
-    merged: Collection[int] = (),
-    alike: Mapping[int, Collection[int]] | None = None,
-    *,
-    splits_small: bool = True,
-) -> tuple[tuple[Groups, ...], tuple[Groups, ...]]:
-    """Return the groups in which an op reads its operands, and those of its results.
-
-    Dims whose indices the op treats alike, or sums over, may have any parts.
-
-    Args:
-      eqn: the equation; a dim of its rule has one factor or none.
-      forms: forms of its operands.
-      merged: dims of the first operand that stay merged.
-      alike: position of an operand → dims that may have any parts as well.
-      splits_small: see `forms.join`.
-    """
-    rule = rule_of(eqn)[0].rule
-    kinds = FactorKind.PARALLEL, FactorKind.REDUCE
-    free = {f for f, factor in enumerate(rule.factors) if factor.kind in kinds}
-    free |= {
-        f
-        for i, dims in (alike or {}).items()
-        for d in dims
-        for f in rule.operands[i][d]
-    }
-    free -= {f for d in merged for f in rule.operands[0][d]}
-    seen: dict[int, list[tuple[Form, int]]] = {}
-    for form, layout in zip(forms, rule.operands, strict=True):
-        for d, dim in enumerate(layout):
-            for f in free & set(dim):
-                seen.setdefault(f, []).append((form, d))
-    parts = {f: join(at, splits_small=splits_small) for f, at in seen.items()}
-
-    def groups(atom: Any, layout: Layout) -> Groups:
-        return tuple(
-            parts[dim[0]] if dim and dim[0] in parts else DimParts((size,))
-            for dim, size in zip(layout, array_shape(atom), strict=True)
-        )
-
-    return (
-        tuple(map(groups, eqn.invars, rule.operands)),
-        tuple(map(groups, eqn.outvars, rule.results)),
-    )
-
-
-def along(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
+def along(op: SplitOp) -> Spelled | None:
     """Reduce all parts of a dim together; keep the dims that other ops go along merged,
     and give all others any parts."""
-    traits = traits_of(eqn.primitive.name)
+    traits = traits_of(op.eqn.primitive.name)
     name = traits.dims_param
-    if name not in eqn.params or any(not form.groups for form in forms):
+    if name not in op.params or any(not form.groups for form in op.forms):
         return None
-    said, rank = eqn.params[name], len(forms[0].groups)
+    said, rank = op.params[name], len(op.forms[0].groups)
     dims = [d % rank for d in (said if isinstance(said, tuple) else (said,))]
     is_reduced = traits.kind is OpKind.REDUCTION and traits.reducer
-    read, made = (
-        on_factors(eqn, forms, alike={0: dims})
-        if is_reduced
-        else on_factors(eqn, forms, merged=dims)
-    )
+    read, made = op.groups(alike={0: dims}) if is_reduced else op.groups(dims)
     used = tuple(read[0][d] for d in sorted(dims) if read[0][d].is_apart)
     at = places(read[0], sorted(dims))
-    params = {**eqn.params, name: at if isinstance(said, tuple) else at[0]}
+    params = {name: at if isinstance(said, tuple) else at[0]}
     return Spelled(read, made, params, used)
 
 
 @spells("transpose")
-def transpose(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+def transpose(op: SplitOp) -> Spelled:
     """Permute dims; the parts of a dim stay together."""
-    read, made = on_factors(eqn, forms)
-    order = places(read[0], eqn.params["permutation"])
-    return Spelled(read, made, {**eqn.params, "permutation": order})
+    read, made = op.groups()
+    order = places(read[0], op.params["permutation"])
+    return Spelled(read, made, {"permutation": order})
 
 
 @spells("squeeze", "expand_dims")
-def squeeze(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+def squeeze(op: SplitOp) -> Spelled:
     """Add or drop dims of size one, which have one part."""
-    read, made = on_factors(eqn, forms)
+    read, made = op.groups()
     whole = max(read[0], made[0], key=len)
-    dims = sorted(d % len(whole) for d in eqn.params["dimensions"])
-    return Spelled(read, made, {**eqn.params, "dimensions": places(whole, dims)})
+    dims = sorted(d % len(whole) for d in op.params["dimensions"])
+    return Spelled(read, made, {"dimensions": places(whole, dims)})
 
 
 @spells("slice")
-def slice_(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+def slice_(op: SplitOp) -> Spelled:
     """Slice; dims that are not taken in full stay merged."""
-    params, (read, made) = eqn.params, on_factors(eqn, forms)
-    strides = params["strides"] or (1,) * len(made[0])
+    read, made = op.groups()
+    names = "start_indices", "limit_indices", "strides"
+    starts, limits, strides = map(op.params.get, names)
     bounds: list[tuple[int, int, int]] = []
     for d, group in enumerate(read[0]):
         if group.is_apart:
             bounds += [(0, part, 1) for part in group.sizes]
         else:
-            starts, limits = params["start_indices"], params["limit_indices"]
-            bounds.append((starts[d], limits[d], strides[d]))
-    starts, limits, steps = zip(*bounds, strict=True) if bounds else ((), (), ())
-    params = {**params, "start_indices": starts, "limit_indices": limits}
-    if params["strides"] is not None:
-        params["strides"] = steps
-    return Spelled(read, made, params)
+            bounds.append((starts[d], limits[d], strides[d] if strides else 1))
+    columns = tuple(zip(*bounds, strict=True)) or ((),) * 3
+    params = dict(zip(names, columns, strict=True))
+    return Spelled(read, made, params if strides else params | {"strides": strides})
 
 
 @spells("pad")
-def pad(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+def pad(op: SplitOp) -> Spelled:
     """Pad; dims that are padded stay merged."""
-    config, (read, made) = eqn.params["padding_config"], on_factors(eqn, forms)
+    config, (read, made) = op.params["padding_config"], op.groups()
     paddings = tuple(p for p, g in zip(config, read[0], strict=True) for _ in g.sizes)
-    return Spelled(read, made, {**eqn.params, "padding_config": paddings})
+    return Spelled(read, made, {"padding_config": paddings})
 
 
 @spells("dot_general")
-def dot_general(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+def dot_general(op: SplitOp) -> Spelled:
     """Give free dims any parts, and contracted and batch dims the parts of both
     sides."""
-    read, made = on_factors(eqn, forms, splits_small=False)
-    contract, batch = eqn.params["dimension_numbers"]
+    read, made = op.groups(splits_small=False)
+    contract, batch = op.params["dimension_numbers"]
     numbers = tuple(
         tuple(places(groups, dims) for groups, dims in zip(read, pairs, strict=True))
         for pairs in (contract, batch)
     )
-    params = {**eqn.params, "dimension_numbers": numbers}
     used = tuple(read[0][d] for d in contract[0] if read[0][d].is_apart)
     free = [
         [p for d, p in enumerate(groups) if d not in (*contract[side], *batch[side])]
@@ -379,70 +373,50 @@ def dot_general(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spell
         for dims in free
     )
     cramped = tuple(free[0] + free[1]) if is_cramped else ()
-    return Spelled(read, made, params, used, cramped)
+    return Spelled(read, made, {"dimension_numbers": numbers}, used, cramped)
 
 
 @spells("gather")
-def gather(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+def gather(op: SplitOp) -> Spelled:
     """Split the batch dims of the result like those of the indices, the others like the
     windows'."""
-    numbers = eqn.params["dimension_numbers"]
-    read, made = on_factors(eqn, forms, merged=numbers.start_index_map)
+    dims = IndexedDims.of(op.params["dimension_numbers"])
+    read, made = op.groups(dims.indexed)
     slices: list[int] = []
     for d, (size, parts) in enumerate(
-        zip(eqn.params["slice_sizes"], read[0], strict=True)
+        zip(op.params["slice_sizes"], read[0], strict=True)
     ):
-        is_batch = d in numbers.operand_batching_dims
         if parts.is_apart:
-            slices += [1] * len(parts.sizes) if is_batch else parts.sizes
+            slices += [1] * len(parts.sizes) if d in dims.batch else parts.sizes
         else:
             slices.append(size)
-    numbers = _with_places(
-        numbers,
-        offset_dims=made[0],
-        collapsed_slice_dims=read[0],
-        start_index_map=read[0],
-        operand_batching_dims=read[0],
-        start_indices_batching_dims=read[1],
-    )
-    params = {**eqn.params, "dimension_numbers": numbers, "slice_sizes": tuple(slices)}
-    return Spelled(read, made, params)
+    numbers = _on_parts(op, *read, *made)
+    return Spelled(read, made, {**numbers, "slice_sizes": tuple(slices)})
 
 
-def _with_places(numbers: Any, **groups: Groups) -> Any:
-    """Return dimension numbers with the positions of the parts of dims for the dims.
+def _on_parts(
+    op: SplitOp, operand: Groups, indices: Groups, windows: Groups
+) -> dict[str, Any]:
+    """Return the dimension numbers of a gather or scatter on split dims, given the
+    groups of its arrays."""
+    numbers = op.params["dimension_numbers"]
+    groups = operand, operand, operand, indices, windows
+    found = IndexedDims(*map(places, groups, IndexedDims.of(numbers)))
+    return {"dimension_numbers": found.put(numbers)}
 
-    Args:
-      numbers: those of a gather or scatter.
-      groups: the groups that each of them numbers.
-    """
-    found = {name: places(g, getattr(numbers, name)) for name, g in groups.items()}
-    return numbers._replace(**found)
 
-
-@spells("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max",
-        "scatter-sub", "scatter_add", "scatter_mul", "scatter_min", "scatter_max",
-        "scatter_sub")  # fmt: skip
-def scatter(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
+@spells("scatter", *SUBTRACTING, *REDUCERS)
+def scatter(op: SplitOp) -> Spelled | None:
     """Split the batch dims of the updates like those of the indices, the others like
     the windows'."""
-    if len(forms) != 3:
+    if len(op.forms) != 3:
         return None
-    numbers = eqn.params["dimension_numbers"]
-    addressed, rank = numbers.scatter_dims_to_operand_dims, len(forms[1].groups)
+    dims, rank = IndexedDims.of(op.params["dimension_numbers"]), len(op.shapes[1])
     # Parts of the indices keep the order of updates, of which the last one may count.
-    read, made = on_factors(eqn, forms, merged=addressed, alike={1: range(rank)})
+    read, made = op.groups(dims.indexed, {1: range(rank)})
     used = tuple(
         parts
         for d, parts in enumerate(read[1])
-        if parts.is_apart and d not in numbers.scatter_indices_batching_dims
+        if parts.is_apart and d not in dims.paired
     )
-    numbers = _with_places(
-        numbers,
-        update_window_dims=read[2],
-        inserted_window_dims=read[0],
-        scatter_dims_to_operand_dims=read[0],
-        operand_batching_dims=read[0],
-        scatter_indices_batching_dims=read[1],
-    )
-    return Spelled(read, made, {**eqn.params, "dimension_numbers": numbers}, used)
+    return Spelled(read, made, _on_parts(op, *read), used)

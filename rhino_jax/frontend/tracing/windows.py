@@ -17,7 +17,7 @@ array's shards. Elements are the same; in an addition, -0.0 outside the window b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,6 +26,8 @@ from jax import lax
 
 from rhino_jax._compat import open_jaxpr
 from rhino_jax.frontend.regions import closed_region_jaxprs, region_kind
+from rhino_jax.frontend.rules import reduce
+from rhino_jax.frontend.rules.gather import REDUCERS, SUBTRACTING, IndexedDims
 from rhino_jax.frontend.tracing.integers import Columns, Integers, Line
 from rhino_jax.ir.program import RegionKind
 
@@ -79,27 +81,22 @@ def _is_most(start: Start, window: Shape, shape: Shape) -> bool:
 def _indexed(eqn: Any, columns: Columns, is_narrow: bool) -> Move | None:
     """Return the slice that a gather is, or the write that a scatter is; None where its
     window is not in steps along dims of its own, is out of bounds, or covers little."""
-    numbers, (array, _, *updates) = eqn.params["dimension_numbers"], eqn.invars
-    if updates:
-        addressed = numbers.scatter_dims_to_operand_dims
-        offsets, dropped = numbers.update_window_dims, numbers.inserted_window_dims
-    else:
-        addressed = numbers.start_index_map
-        offsets, dropped = numbers.offset_dims, numbers.collapsed_slice_dims
+    dims = IndexedDims.of(eqn.params["dimension_numbers"])
+    array, _, *updates = eqn.invars
     window = (*updates, *eqn.outvars)[0].aval.shape
-    is_known = None not in columns and len(columns) == len(addressed)
-    if not is_known or numbers.operand_batching_dims:
+    is_known = None not in columns and len(columns) == len(dims.indexed)
+    if not is_known or dims.batch:
         return None
-    lines = dict(zip(addressed, columns, strict=True))
-    batch = [d for d in range(len(window)) if d not in offsets]
-    contiguous = iter(offsets)
+    lines: dict[int, Any] = dict(zip(dims.indexed, columns, strict=True))
+    batch = [d for d in range(len(window)) if d not in dims.windows]
+    contiguous = iter(dims.windows)
     order, new, shape = list[int](), list[int](), array.aval.shape
     start, counts, steps = [0] * len(shape), [1] * len(shape), [1] * len(shape)
     for d in range(len(shape)):
         line = lines.get(d) or Line(0, ())
         along = [b for b, step in enumerate(line.steps) if step]
         start[d] = line.start
-        if d not in dropped:
+        if d not in dims.dropped:
             if along:
                 return None
             order.append(next(contiguous))
@@ -180,13 +177,10 @@ def _replace(x: Any, padded: Any) -> Any:
     return padded
 
 
-COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
     "scatter": _replace,
-    **dict.fromkeys(("scatter-add", "scatter_add"), lax.add),
-    **dict.fromkeys(("scatter-sub", "scatter_sub"), lax.sub),
-    **dict.fromkeys(("scatter-mul", "scatter_mul"), lax.mul),
-    **dict.fromkeys(("scatter-min", "scatter_min"), lax.min),
-    **dict.fromkeys(("scatter-max", "scatter_max"), lax.max),
+    **dict.fromkeys(SUBTRACTING, lax.sub),
+    **{name: reduce.COMBINE[word] for name, word in REDUCERS.items()},
 }
 
 
