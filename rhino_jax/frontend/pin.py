@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from rhino_jax._compat import hide_frames, new_primitive
 from rhino_jax.errors import PinError
-from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.frontend.registry import register
 from rhino_jax.frontend.rules.elementwise import passing
 from rhino_jax.ir.program import PIN, AxisNames, NamedMesh
 from rhino_jax.ir.spec import entry_axes
@@ -114,34 +114,25 @@ def _axes(entry: Any, spec: PartitionSpec) -> AxisNames | None:
 
 hide_frames(__file__)
 _pin_p = new_primitive(PIN)
-_pin_p.def_impl(lambda x, *, layout, mesh_axes: x)
-_pin_p.def_abstract_eval(lambda x, *, layout, mesh_axes: x)
-mlir.register_lowering(_pin_p, lambda ctx, x, *, layout, mesh_axes: [x])
+_pin_p.def_impl(lambda x, **params: x)
+_pin_p.def_abstract_eval(lambda x, **params: x)
+mlir.register_lowering(_pin_p, lambda ctx, x, **params: [x])
 ad.deflinear2(
     _pin_p,
-    lambda ct, x, *, layout, mesh_axes: [
-        _pin_cotangent(ct, layout=layout, mesh_axes=mesh_axes)
+    lambda ct, x, **params: [
+        ct if isinstance(ct, ad.Zero) else _pin_p.bind(ct, **params)
     ],
 )
+batching.primitive_batchers[_pin_p] = lambda args, at, *, layout, mesh_axes: (
+    _pin_p.bind(
+        *args,
+        layout=(*layout[: at[0]], None, *layout[at[0] :]),
+        mesh_axes=mesh_axes,
+    ),
+    at[0],
+)
 
-
-def _pin_cotangent(ct: Any, **params: Any) -> Any:
-    if isinstance(ct, ad.Zero):
-        return ct
-    return _pin_p.bind(ct, **params)
-
-
-def _batched(args: Any, at: Any, *, layout: Any, mesh_axes: Any) -> tuple[Any, Any]:
-    (x,), (place,) = args, at
-    return _pin_p.bind(
-        x, layout=(*layout[:place], None, *layout[place:]), mesh_axes=mesh_axes
-    ), place
-
-
-batching.primitive_batchers[_pin_p] = _batched
-
-
-@register(PIN, traits=Traits(OpKind.IDENTITY, moves=FROM_ALL, states_placement=True))
-def pinned(ctx: OpContext) -> OpRule:
-    """Return the rule of the identity; the pin itself fixes the sharding."""
-    return passing(ctx)
+# The rule of the identity; the pin itself fixes the sharding.
+register(PIN, traits=Traits(OpKind.IDENTITY, moves=FROM_ALL, states_placement=True))(
+    passing
+)

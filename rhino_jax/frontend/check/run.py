@@ -20,7 +20,12 @@ from rhino_jax._compat import (
     scan_counts,
 )
 from rhino_jax.errors import RuleError
-from rhino_jax.frontend.regions import closed_region_jaxprs, entering, region_kind
+from rhino_jax.frontend.regions import (
+    closed_region_jaxprs,
+    entering,
+    evaluate,
+    region_kind,
+)
 from rhino_jax.ir.program import RegionKind
 
 
@@ -114,30 +119,23 @@ def walk(
     branch that is taken. Dead ops are visited, but not run.
     """
     body = open_jaxpr(jaxpr)
-    env: dict[Any, Any] = dict(zip(body.invars, args, strict=True))
-    env.update(zip(body.constvars, jaxpr_consts(jaxpr), strict=True))
     used = {v for eqn in body.eqns for v in eqn.invars if not is_literal(v)}
     if needs_results:
         used.update(v for v in body.outvars if not is_literal(v))
 
-    def read(atom: Any) -> Any:
-        return atom.val if is_literal(atom) else env[atom]
-
-    for eqn in body.eqns:
-        operands = [read(v) for v in eqn.invars]
+    def run(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
         kind, is_used = region_kind(eqn), not used.isdisjoint(eqn.outvars)
         if kind is RegionKind.CALL:
             inner = closed_region_jaxprs(eqn)[0]
-            results = walk(inner, operands, visit, needs_results=is_used)
+            return walk(inner, operands, visit, needs_results=is_used)
+        if kind is None:
+            visit(eqn, operands)
         else:
-            if kind is None:
-                visit(eqn, operands)
-            else:
-                _walk_regions(kind, eqn, operands, visit)
-            results = bind_eqn(eqn, operands, eqn.params) if is_used else []
-        if is_used:
-            env.update(zip(eqn.outvars, results, strict=True))
-    return [read(v) for v in body.outvars] if needs_results else []
+            _walk_regions(kind, eqn, operands, visit)
+        unused = [None] * len(eqn.outvars)
+        return bind_eqn(eqn, operands, eqn.params) if is_used else unused
+
+    return evaluate(body, jaxpr_consts(jaxpr), args, run)
 
 
 def _walk_regions(

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -58,10 +58,15 @@ class _Window:
             return None
         return self._halo(self.output, self.stride, self.dilation)
 
+    @functools.cache  # noqa: B019
     def taps(self) -> int:
         """Return the number of pairs of output and kernel positions that read an
         element of the input: neither padding nor the zeros of a dilated input."""
-        return _taps(self)
+        starts = np.arange(self.output, dtype=np.int64) * self.stride - self.pad_low
+        taps = np.arange(self.kernel, dtype=np.int64) * self.dilation
+        at, met = np.add.outer(taps, starts), self.input_dilation
+        last = (self.input - 1) * met
+        return int(np.count_nonzero((at >= 0) & (at <= last) & (at % met == 0)))
 
     @property
     def is_canonical(self) -> bool:
@@ -95,53 +100,15 @@ class _Window:
         return lower, max((reach - 1 - step - self.pad_low) // places + 1, 0)
 
 
-@functools.cache
-def _taps(window: _Window) -> int:
-    starts = np.arange(window.output, dtype=np.int64) * window.stride - window.pad_low
-    taps = np.arange(window.kernel, dtype=np.int64) * window.dilation
-    at, met = np.add.outer(taps, starts), window.input_dilation
-    last = (window.input - 1) * met
-    return int(np.count_nonzero((at >= 0) & (at <= last) & (at % met == 0)))
-
-
-class _CudnnCall(NamedTuple):
-    """XLA:GPU's call of cuDNN for a convolution.
-
-    Attributes:
-      is_kernel_gradient: whether as the gradient of one by its kernel.
-      is_exchanged: whether the kernel is taken for the input, and the input for the
-        kernel.
-      zeros: products that it multiplies over those that count, unless it is called as
-        the gradient of a convolution by its input.
-      input_dilation: positions that each element of the input takes.
-      all_taps: products of all positions and taps over those that count.
-    """
-
-    is_kernel_gradient: bool
-    is_exchanged: bool
-    zeros: float
-    input_dilation: int
-    all_taps: float
-
-    def channels(self, rule: Rule) -> tuple[int | None, ...]:
-        """Return `Traits.channels`. Of the gradient by the kernel JAX takes the
-        features for the batch (`lax.conv`'s transposition), and cuDNN sums over what
-        JAX takes for features."""
-        batch, outputs = ("o", "n") if self.is_exchanged else ("n", "o")
-        positions = {f.name: i for i, f in enumerate(rule.factors)}
-        summed = batch if self.is_kernel_gradient else "i"
-        return tuple(positions.get(name) for name in (summed, outputs, "g"))
-
-
-def _call_of(
-    windows: list[_Window], feature_groups: int, batch_groups: int
-) -> _CudnnCall:
-    """Return how XLA:GPU calls cuDNN: with the larger window as the input, in two dims
-    and without groups; for the gradient by the kernel, where the kernel is larger than
-    the result (a dilated one then has strides); else forward, with zeros between the
-    elements of the kernel where the window is not canonical. A patch embedding's
-    gradient has the patches' number as window, dilated by their size: forward, without
-    zeros, if patches are larger than their number.
+def _traits_of_call(
+    rule: Rule, windows: list[_Window], feature_groups: int, batch_groups: int
+) -> dict[str, Any]:
+    """Return the traits by which XLA:GPU calls cuDNN: with the larger window as the
+    input, in two dims and without groups; for the gradient by the kernel, where the
+    kernel is larger than the result (a dilated one then has strides); else forward,
+    with zeros between the elements of the kernel where the window is not canonical. A
+    patch embedding's gradient has the patches' number as window, dilated by their size:
+    forward, without zeros, if patches are larger than their number.
 
     Sources: openxla/xla, `SwapConvOperands` of hlo/transforms/simplifiers/
     algebraic_simplifier.cc; service/gpu/transforms/conv_rewriter.cc,
@@ -160,9 +127,19 @@ def _call_of(
     zeros, taps = 1.0, max(math.prod(w.taps() for w in windows), 1)
     if not is_gradient and not all(w.is_canonical for w in windows):
         zeros = math.prod(w.dense_taps() for w in windows) / taps
-    dilation = math.prod(w.input_dilation for w in windows)
+    # Of the gradient by the kernel JAX takes the features for the batch (`lax.conv`'s
+    # transposition), and cuDNN sums over what JAX takes for features.
+    batch, outputs = ("o", "n") if is_exchanged else ("n", "o")
+    positions = {f.name: i for i, f in enumerate(rule.factors)}
+    channels = batch if is_gradient else "i", outputs, "g"
     all_taps = math.prod(w.output * w.kernel for w in windows) / taps
-    return _CudnnCall(is_gradient, is_exchanged, zeros, dilation, all_taps)
+    return {
+        "input_dilation": math.prod(w.input_dilation for w in windows),
+        "zero_taps": zeros,
+        "exchanged_taps": all_taps if is_exchanged else 0.0,
+        "channels": tuple(map(positions.get, channels)),
+        "is_kernel_gradient": is_gradient,
+    }
 
 
 def _label(params: Mapping[str, Any]) -> str:
@@ -231,7 +208,6 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
         halos=halos,
         reducers=reducers,
     )
-    call = _call_of(windows, feature_groups, batch_groups)
     taps = math.prod(w.taps() for w in windows)
     products = taps * out_shape[out_spec[0]] * out_shape[out_spec[1]]
     traits = Traits(
@@ -239,11 +215,7 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
         linear=EITHER,
         is_gathered=is_grouped,
         is_rounded=is_rounded(ctx),
-        input_dilation=call.input_dilation,
         pads_unevenly=any(max(a, 0) != max(b, 0) for a, b in ctx.params["padding"]),
-        zero_taps=call.zeros,
-        exchanged_taps=call.all_taps if call.is_exchanged else 0.0,
-        channels=call.channels(rule),
-        is_kernel_gradient=call.is_kernel_gradient,
+        **_traits_of_call(rule, windows, feature_groups, batch_groups),
     )
     return OpRule(rule, 2.0 * products * rhs_shape[rhs_spec[1]], traits=traits)

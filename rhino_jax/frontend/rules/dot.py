@@ -11,7 +11,7 @@ from jax import lax
 
 from rhino_jax.frontend.registry import OpContext, OpRule, numbers, register
 from rhino_jax.frontend.rules.opaque import unsharded
-from rhino_jax.ir.factor import Factor, FactorKind, Rule, parse_rule
+from rhino_jax.ir.factor import parse_rule
 from rhino_jax.ir.traits import EITHER, OpKind, Traits
 
 
@@ -51,20 +51,10 @@ def dot_general(ctx: OpContext) -> OpRule:
     )
     free = [n for n in lhs if n[0] == "m"] + [n for n in rhs if n[0] == "n"]
     out = [lhs[d] for d in batch[0]] + free
-    # Every dim is one factor; those not in `out` are summed.
-    operands = [lhs, rhs]
-    sizes = {
-        name: size
-        for names, shape in zip(operands, ctx.in_shapes, strict=True)
-        for name, size in zip(names, shape, strict=True)
-    }
-    factors = tuple(
-        Factor(n, s) if n in out else Factor(n, s, FactorKind.REDUCE, "sum")
-        for n, s in sizes.items()
+    text = ", ".join(" ".join(names) or "·" for names in (lhs, rhs))
+    rule = parse_rule(
+        f"{text} -> {' '.join(out) or '·'}", ctx.in_shapes, ctx.out_shapes
     )
-    at = {name: (i,) for i, name in enumerate(sizes)}
-    layouts = tuple(tuple(at[n] for n in names) for names in operands)
-    rule = Rule(factors, layouts, (tuple(at[n] for n in out),))
     products = float(math.prod(f.size for f in rule.factors))
     if not contract[0]:
         traits = Traits(linear=EITHER)

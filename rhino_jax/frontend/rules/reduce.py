@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -57,8 +58,11 @@ def identity(reducer: str, dtype: Any) -> Any:
 POSITIONS = ("argmax", "argmin")
 
 
-def _traits(name: str) -> Traits:
-    return Traits(
+@register(
+    *REDUCERS,
+    *POSITIONS,
+    "reduce_xor",
+    traits=lambda name: Traits(
         OpKind.REDUCTION,
         fuses_operands=True,
         masks_padding=True,
@@ -66,14 +70,7 @@ def _traits(name: str) -> Traits:
         zeros=() if name in POSITIONS else ((0,),),
         reducer=name.removeprefix("reduce_") if name not in POSITIONS else "",
         dims_param="axes",
-    )
-
-
-@register(
-    *REDUCERS,
-    *POSITIONS,
-    "reduce_xor",
-    traits=_traits,
+    ),
     label=lambda params: f"over {numbers(params['axes'])}",
 )
 def reduce_dims(ctx: OpContext) -> OpRule:
@@ -141,12 +138,8 @@ def sort(ctx: OpContext) -> OpRule:
 
 def _sorting(ctx: OpContext) -> Traits:
     """Return the traits of an op that sorts its first operand."""
-    return Traits(
-        OpKind.OTHER,
-        is_gathered=ctx.primitive == "top_k",
-        dims_param={"sort": "dimension", "top_k": "axis"}.get(ctx.primitive, ""),
-        library=Library("sorting", item_bytes(ctx.in_dtypes[0])),
-    )
+    library = Library("sorting", item_bytes(ctx.in_dtypes[0]))
+    return replace(registry.traits_of(ctx.primitive), library=library)
 
 
 @register("approx_top_k", traits=Traits(OpKind.OTHER))
@@ -172,22 +165,17 @@ def top_k(ctx: OpContext) -> OpRule:
     return OpRule(rule, math.prod(shape) * math.log2(max(k, 2)), traits=_sorting(ctx))
 
 
-def _window_traits(name: str) -> Traits:
-    reducer = name.removeprefix("reduce_window").removeprefix("_")
-    return Traits(
-        OpKind.REDUCTION,
-        masks_padding=True,
-        linear=((0,),) if reducer == "sum" else (),
-        reducer=reducer,
-    )
-
-
 @register(
     "reduce_window",
     "reduce_window_sum",
     "reduce_window_max",
     "reduce_window_min",
-    traits=_window_traits,
+    traits=lambda name: Traits(
+        OpKind.REDUCTION,
+        masks_padding=True,
+        linear=((0,),) if name == "reduce_window_sum" else (),
+        reducer=name.removeprefix("reduce_window").removeprefix("_"),
+    ),
 )
 @register("select_and_gather_add", traits=Traits(OpKind.REDUCTION, linear=((0,),)))
 def reduce_window(ctx: OpContext) -> OpRule:

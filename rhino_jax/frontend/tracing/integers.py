@@ -6,9 +6,8 @@ JAX numbers positions at run time: `x.at[::2]` has indices that are an iota, tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -135,7 +134,7 @@ class Integers:
                 )
                 self.pieces[made] = eqn.invars
         elif name in _FOLLOWED and (None not in lines or name == "select_n"):
-            (made,), line = eqn.outvars, _FOLLOWED[name](eqn, lines)
+            (made,), line = eqn.outvars, _followed(eqn, lines)
             if line is not None and _can_hold(made.aval, line):
                 self._found[made] = line
 
@@ -178,80 +177,57 @@ def _can_hold(aval: Any, line: Line) -> bool:
     return bool(info.min <= low and high <= info.max)
 
 
-def _iota(eqn: Any, lines: Sequence[Any]) -> Line:
-    rank = len(eqn.params["shape"])
-    return Line(0, tuple(int(d == eqn.params["dimension"]) for d in range(rank)))
+_SHAPED = frozenset({"reshape", "squeeze", "expand_dims"})
+
+_FOLLOWED = (
+    IDENTITIES
+    | _SHAPED
+    | {*"iota add sub max min mul broadcast_in_dim lt select_n".split()}
+)
 
 
-def _sum(eqn: Any, lines: Sequence[Any]) -> Line | None:
-    rank = eqn.outvars[0].aval.ndim
-    steps = (x.steps or (0,) * rank for x in lines)
-    start = sum(line.start for line in lines)
-    return Line(start, tuple(map(sum, zip(*steps, strict=True))))
+def _followed(eqn: Any, lines: Sequence[Any]) -> Line | None:
+    """Return the integers that one of these primitives computes.
 
-
-def _product(eqn: Any, lines: Sequence[Any]) -> Line | None:
-    a, b = sorted(lines, key=lambda line: line.is_constant)
-    if not b.is_constant:
-        return None
-    return replace(a, steps=a.steps or b.steps).times(b.start)
-
-
-def _largest(pick: Callable[..., int], eqn: Any, lines: Sequence[Any]) -> Line | None:
-    """Follow a maximum or minimum of constants."""
-    if not all(line.is_constant for line in lines):
-        return None
-    return Line(pick(x.start for x in lines), (0,) * eqn.outvars[0].aval.ndim)
-
-
-def _broadcast(eqn: Any, lines: Sequence[Any]) -> Line:
-    shape, (line,) = eqn.params["shape"], lines
-    steps = [0] * len(shape)
-    dims = eqn.params["broadcast_dimensions"]
-    for d, step, size in zip(dims, line.steps, eqn.invars[0].aval.shape, strict=True):
-        steps[d] = step if size == shape[d] else 0
-    return Line(line.start, tuple(steps))
-
-
-def _reshaped(eqn: Any, lines: Sequence[Any]) -> Line | None:
-    """Follow a reshape that adds or removes dims of size one alone."""
-    shapes = [v.aval.shape for v in (eqn.invars[0], eqn.outvars[0])]
-    old, new = ([d for d, n in enumerate(shape) if n != 1] for shape in shapes)
-    if [shapes[0][d] for d in old] != [shapes[1][d] for d in new]:
-        return None
-    steps = [0] * len(shapes[1])
-    for a, b in zip(old, new, strict=True):
-        steps[b] = lines[0].steps[a]
-    return Line(lines[0].start, tuple(steps))
-
-
-def _less(eqn: Any, lines: Sequence[Any]) -> Line | None:
-    """Return 0 or 1 where a comparison is never or always true."""
-    pairs = zip(lines, eqn.invars, strict=True)
-    (low, high), (least, most) = (x.span(v.aval.shape) for x, v in pairs)
-    if not (high < least or low >= most):
-        return None
-    return Line(int(high < least), (0,) * eqn.outvars[0].aval.ndim)
-
-
-def _chosen(eqn: Any, lines: Sequence[Any]) -> Line | None:
-    """Follow a selection of one side alone: of negative indices, which count from the
-    end."""
-    which, *sides = lines
-    return sides[which.start] if which is not None and which.is_constant else None
-
-
-_FOLLOWED: Mapping[str, Callable[[Any, Sequence[Any]], Line | None]] = {
-    "iota": _iota,
-    "add": _sum,
-    "sub": lambda eqn, lines: _sum(eqn, [lines[0], lines[1].times(-1)]),
-    "max": partial(_largest, max),
-    "min": partial(_largest, min),
-    "mul": _product,
-    "broadcast_in_dim": _broadcast,
-    **dict.fromkeys(IDENTITIES, lambda eqn, lines: lines[0]),
-    **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshaped),
-    "lt": _less,
-    "select_n": _chosen,
-}
-"""Primitive → the integers that it computes."""
+    Of maxima and minima, those of constants are followed; of comparisons, those that
+    are never or always true: 0 or 1; of selections, those of one side alone, as of
+    negative indices, which count from the end; of reshapes, those that add or remove
+    dims of size one alone.
+    """
+    name, made, (first, *others) = eqn.primitive.name, eqn.outvars[0].aval, lines or [0]
+    constant = (0,) * made.ndim
+    if name in IDENTITIES:
+        return first
+    if name == "iota":
+        own = eqn.params["dimension"]
+        return Line(0, tuple(int(d == own) for d in range(made.ndim)))
+    if name == "select_n":
+        return others[first.start] if first is not None and first.is_constant else None
+    if name in ("add", "sub"):
+        both = (first, *(x.times(1 if name == "add" else -1) for x in others))
+        steps = zip(*(x.steps or constant for x in both), strict=True)
+        return Line(sum(x.start for x in both), tuple(map(sum, steps)))
+    if name in ("max", "min"):
+        starts = [x.start for x in lines if x.is_constant]
+        pick = max if name == "max" else min
+        return Line(pick(starts), constant) if len(starts) == len(lines) else None
+    if name == "mul":
+        a, b = sorted(lines, key=lambda line: line.is_constant)
+        scaled = replace(a, steps=a.steps or b.steps).times(b.start)
+        return scaled if b.is_constant else None
+    old, new = eqn.invars[0].aval.shape, made.shape
+    if name == "lt":
+        pairs = zip(lines, eqn.invars, strict=True)
+        (low, high), (least, most) = (x.span(v.aval.shape) for x, v in pairs)
+        is_sure = high < least or low >= most
+        return Line(int(high < least), constant) if is_sure else None
+    if name == "broadcast_in_dim":
+        dims = eqn.params["broadcast_dimensions"]
+        moves = [(a, b) for a, b in enumerate(dims) if old[a] == new[b]]
+    else:
+        before, after = ([d for d, n in enumerate(x) if n != 1] for x in (old, new))
+        if [old[d] for d in before] != [new[d] for d in after]:
+            return None
+        moves = [*zip(before, after, strict=True)]
+    steps_of = {b: first.steps[a] for a, b in moves}
+    return Line(first.start, tuple(steps_of.get(d, 0) for d in range(made.ndim)))

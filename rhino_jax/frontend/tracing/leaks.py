@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import sys
 import types
 from collections import deque
@@ -59,18 +60,12 @@ class Variables:
                 found.pop(name, None)
         return found
 
-    def restore(self, name: str, old: Any) -> None:
+    def place(self, name: str) -> tuple[Any, str]:
+        """Return the cell or dict that holds a variable, and its key there."""
         free = self.fn.__code__.co_freevars
         if name in free:
-            cell = (self.fn.__closure__ or ())[free.index(name)]
-            if old is NOTHING:
-                del cell.cell_contents
-            else:
-                cell.cell_contents = old
-        elif old is NOTHING:
-            self.fn.__globals__.pop(name, None)
-        else:
-            self.fn.__globals__[name] = old
+            return (self.fn.__closure__ or ())[free.index(name)], "cell_contents"
+        return self.fn.__globals__, name
 
 
 def items(value: Any) -> dict[Any, Any] | None:
@@ -134,35 +129,29 @@ def step(path: str, value: Any, key: Any) -> str:
 def restore(value: Any, key: Any, before: dict[Any, Any]) -> None:
     """Restore the item `key` of `value` as it was before; for lists, all items."""
     old = before.get(key, NOTHING)
-    if isinstance(value, Variables):
-        value.restore(key, old)
-    elif isinstance(value, _LISTS):
+    if isinstance(value, _LISTS):
         value.clear()
         value.extend(before.values())
+        return
+    remove: Callable[..., None] = operator.delitem
+    put: Callable[..., None] = operator.setitem
+    if isinstance(value, Variables):
+        value, key = value.place(key)
+    if isinstance(value, type | types.CellType):
+        remove, put = delattr, setattr
     elif isinstance(value, np.ndarray):
-        value.flat[key] = old
-    elif isinstance(value, dict):
-        if old is NOTHING:
-            value.pop(key, None)
-        else:
-            value[key] = old
-    elif isinstance(value, type):
-        if old is NOTHING:
-            delattr(value, key)
-        else:
-            setattr(value, key, old)
-    else:
-        # Past the class's own `__setattr__`: it may be frozen.
+        value = value.flat
+    elif not isinstance(value, dict):
         held = getattr(value, "__dict__", {})
-        if key not in held:
-            if old is NOTHING:
-                object.__delattr__(value, key)
-            else:
-                object.__setattr__(value, key, old)
-        elif old is NOTHING:
-            del held[key]
+        if key in held:
+            value = held
         else:
-            held[key] = old
+            # Past the class's own `__setattr__`: it may be frozen.
+            remove, put = object.__delattr__, object.__setattr__
+    if old is NOTHING:
+        remove(value, key)
+    else:
+        put(value, key, old)
 
 
 def _is_users(value: type | types.ModuleType) -> bool:
