@@ -30,7 +30,7 @@ from rhino_jax.frontend.pallas import (
     kernel_name,
     runs_of_body,
 )
-from rhino_jax.frontend.provenance import NOWHERE, label_of, source_of
+from rhino_jax.frontend.provenance import NOWHERE, source_of
 from rhino_jax.frontend.regions import (
     REMATS,
     body_jaxpr,
@@ -43,6 +43,7 @@ from rhino_jax.frontend.regions import (
 from rhino_jax.frontend.registry import (
     OpContext,
     OpRule,
+    label_of,
     lookup,
     lookup_user,
     traits_of,
@@ -335,15 +336,10 @@ class _ProgramBuilder:
                 num_carry=num_carry,
                 trip_count=int(params["length"]),
             )
-        if kind is RegionKind.WHILE:
-            return self.while_call(eqn, operands, regions)
-        return RegionCall(kind, regions)
-
-    def while_call(
-        self, eqn: Any, operands: tuple[int, ...], regions: tuple[Region, ...]
-    ) -> RegionCall:
+        if kind is not RegionKind.WHILE:
+            return RegionCall(kind, regions)
         cond, body = region_jaxprs(eqn)
-        num_cond, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
         values = [self.known.get(v) for v in operands]
         known = {
             i: x.item() for i, x in enumerate(values) if x is not None and not x.shape
@@ -351,7 +347,7 @@ class _ProgramBuilder:
         found = while_trip_count(cond, body, num_cond, num_body, known)
         trip_count, is_known = found or (ASSUMED_TRIP_COUNT, False)
         return RegionCall(
-            RegionKind.WHILE,
+            kind,
             regions,
             num_consts=num_body,
             num_cond_consts=num_cond,

@@ -1,5 +1,4 @@
-"""Provenance of equations: the user's source line, the name stack, a short
-description.
+"""Provenance of equations: the user's source line, the name stack.
 
 A notebook's kernel compiles every cell under a file name of its own, such as
 `/tmp/ipykernel_4242/1825377899.py`, which means nothing to the cell's author: its lines
@@ -11,13 +10,11 @@ from __future__ import annotations
 import functools
 import sys
 import traceback
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rhino_jax._compat import user_frames
-from rhino_jax.frontend import registry
 from rhino_jax.ir.program import Source
 
 
@@ -93,25 +90,3 @@ def raised_at(error: BaseException) -> str:
         if "site-packages" not in path.parts and _PACKAGE not in path.parents:
             return str(_source((frame.filename, frame.lineno or 0, frame.name), ""))
     return ""
-
-
-def label_of(name: str, params: Mapping[str, Any]) -> str:
-    """Return a short description of an equation's parameters; empty where there is
-    none."""
-    describe = _WITHOUT_RULES.get(name)
-    return describe(params) if describe else registry.label_of(name, params)
-
-
-def _name(params: Mapping[str, Any]) -> str:
-    name = params.get("name")
-    return "" if name is None else str(name)
-
-
-_WITHOUT_RULES: Mapping[str, registry.Label] = {
-    "scan": lambda p: f"length {p['length']}",
-    "cond": lambda p: f"{len(p['branches'])} branches",
-    "ffi_call": lambda p: str(p.get("target_name") or ""),
-    "call_hi_primitive": lambda p: type(p["_prim"]).__name__,
-    **dict.fromkeys(("jit", "pjit", "composite"), _name),
-}
-"""Op with regions, or with a body that is not imported → its label."""

@@ -88,7 +88,18 @@ _PARTS: dict[str, Callable[[Any], PartFn | None]] = {}
 Label = Callable[[Mapping[str, Any]], str]
 """Function from the parameters of an op to a short description of them."""
 
-_LABELS: dict[str, Label] = {}
+_LABELS: dict[str, Label] = {
+    "scan": lambda p: f"length {p['length']}",
+    "cond": lambda p: f"{len(p['branches'])} branches",
+    "ffi_call": lambda p: str(p.get("target_name") or ""),
+    "call_hi_primitive": lambda p: type(p["_prim"]).__name__,
+    **dict.fromkeys(
+        ("jit", "pjit", "composite"),
+        lambda p: "" if p.get("name") is None else str(p["name"]),
+    ),
+}
+"""Primitive → its label; at first of those with regions, or with a body that is not
+imported, which have no rule."""
 
 _BUILT_IN: set[str] = set()
 """Primitives that have, or had, a built-in rule."""

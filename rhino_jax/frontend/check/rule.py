@@ -346,17 +346,13 @@ def check_eqn(
 
 @contextlib.contextmanager
 def _blaming(eqn: Any, rule: Rule, strategy: Strategy) -> Iterator[None]:
-    """Turn a mismatch into an error that names op, factor and fix."""
+    """Turn a mismatch into an error that names the wrong part of a rule, and the
+    fix."""
     try:
         yield
-    except ShardMismatch as error:
-        raise _untrue(eqn, rule, strategy, error) from error.__cause__
-
-
-def _untrue(
-    eqn: Any, rule: Rule, strategy: Strategy, error: ShardMismatch
-) -> RuleError:
-    """Return the error that names the wrong part of a rule, and the fix."""
+        return
+    except ShardMismatch as mismatch:
+        error = mismatch
     names = [rule.factors[cut.factor].name for cut in strategy]
     cuts = " and ".join(
         f"factor `{n}` into {cut.count}" for n, cut in zip(names, strategy, strict=True)
@@ -373,11 +369,11 @@ def _untrue(
     numbers = f"operands {shapes}"
     if error.difference is not None:
         numbers = f"largest difference {error.difference:.3g}; {numbers}"
-    return RuleError(
+    raise RuleError(
         f"the rule of `{kernel_name(eqn) or eqn.primitive.name}` is not true when a"
         f" mesh cuts {cuts}:"
         f" {error.why}.",
         where=str(rule),
         numbers=numbers,
         fix=", or ".join(fixes) + ".",
-    )
+    ) from error.__cause__

@@ -4,7 +4,6 @@ one op, in one compiled function.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -131,32 +130,22 @@ def walk(
         if kind is None:
             visit(eqn, operands)
         else:
-            _walk_regions(kind, eqn, operands, visit)
+            enter(kind, eqn, operands)
         unused = [None] * len(eqn.outvars)
         return bind_eqn(eqn, operands, eqn.params) if is_used else unused
 
-    return evaluate(body, jaxpr_consts(jaxpr), args, run)
-
-
-def _walk_regions(
-    kind: RegionKind, eqn: Any, operands: Sequence[Any], visit: Visit
-) -> None:
-    regions = closed_region_jaxprs(eqn)
-    enter = functools.partial(walk, needs_results=False)
-    if kind is RegionKind.SCAN:
-        num_consts, num_carry = scan_counts(eqn.params)
-        split = num_consts + num_carry
-        if eqn.params["length"]:
-            enter(
-                regions[0],
-                [*operands[:split], *(x[0] for x in operands[split:])],
-                visit,
-            )
-    elif kind is RegionKind.WHILE:
-        consts = entering(eqn, operands)
-        carries = operands[sum(map(len, consts)) :]
+    def enter(kind: RegionKind, eqn: Any, operands: Sequence[Any]) -> None:
+        regions, consts = closed_region_jaxprs(eqn), entering(eqn, operands)
+        rest = operands[sum(map(len, consts)) :]
+        if kind is RegionKind.COND:
+            branch = min(max(int(operands[0]), 0), len(regions) - 1)
+            regions, consts, rest = regions[branch:][:1], consts[:1], ()
+        elif kind is RegionKind.SCAN:
+            num_carry = scan_counts(eqn.params)[1]
+            if not eqn.params["length"]:
+                return
+            rest = [*rest[:num_carry], *(x[0] for x in rest[num_carry:])]
         for region, own in zip(regions, consts, strict=True):
-            enter(region, [*own, *carries], visit)
-    elif kind is RegionKind.COND:
-        branch = min(max(int(operands[0]), 0), len(regions) - 1)
-        enter(regions[branch], operands[1:], visit)
+            walk(region, [*own, *rest], visit, needs_results=False)
+
+    return evaluate(body, jaxpr_consts(jaxpr), args, run)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from rhino_jax.frontend.registry import OpContext, OpRule, by_name, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.frontend.rules.opaque import unsharded, unsharded_rule
-from rhino_jax.ir.factor import Dim, Rule
+from rhino_jax.ir.factor import Rule
 from rhino_jax.ir.op import item_bytes
 from rhino_jax.ir.traits import EITHER, FROM_ALL, OpKind, Traits
 
@@ -229,27 +229,18 @@ def aligned_rule(
     in_shapes: tuple[tuple[int, ...], ...], out_shapes: tuple[tuple[int, ...], ...]
 ) -> Rule:
     """Return the rule of operands that are broadcast against each other."""
-    shape = out_shapes[0]
+    shape, every = out_shapes[0], (*in_shapes, *out_shapes)
+    for each in every:
+        fits = all(s in (1, full) for s, full in zip(each, shape, strict=False))
+        if not fits or len(each) not in (0, len(shape)):
+            return unsharded_rule(in_shapes, out_shapes)
     factors = FactorList()
     dims = factors.dims(shape)
-
-    def layout(of: tuple[int, ...]) -> list[Dim] | None:
-        if not of:
-            return []
-        if len(of) != len(shape):
-            return None
-        fits = all(s in (1, full) for s, full in zip(of, shape, strict=True))
-        return (
-            [d if s != 1 else () for d, s in zip(dims, of, strict=True)]
-            if fits
-            else None
-        )
-
-    layouts = [layout(of) for of in (*in_shapes, *out_shapes)]
-    known = [lay for lay in layouts if lay is not None]
-    if len(known) != len(layouts):
-        return unsharded_rule(in_shapes, out_shapes)
-    return factors.rule(known[: len(in_shapes)], known[len(in_shapes) :])
+    layouts = [
+        [d if s != 1 else () for d, s in zip(dims, each, strict=False)]
+        for each in every
+    ]
+    return factors.rule(layouts[: len(in_shapes)], layouts[len(in_shapes) :])
 
 
 @register(

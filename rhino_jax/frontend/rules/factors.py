@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from rhino_jax.frontend.registry import OpContext
 from rhino_jax.ir.factor import Dim, Factor, FactorKind, Rule
@@ -64,11 +64,11 @@ class FactorList:
 
     def reduce(self, size: int, reducer: str = "sum") -> Dim:
         """Add a factor that is reduced."""
-        return self._add(size, FactorKind.REDUCE, reducer)
+        return self._add(size, FactorKind.REDUCE, reducer=reducer)
 
     def index(self, size: int, reducer: str | None = None) -> Dim:
         """Add a factor that is addressed by indices."""
-        return self._add(size, FactorKind.INDEX, reducer)
+        return self._add(size, FactorKind.INDEX, reducer=reducer)
 
     def halo(self, size: int, lower: int, upper: int) -> Dim:
         """Add a factor that a window slides over; `size` is the result's."""
@@ -113,15 +113,15 @@ class FactorList:
         if 2 * shared > max(there, here) and (can_dilate or dilation == 1):
             lower = max(-start, 0) // dilation
             upper = max((start + dilation - stride) // dilation, 0)
-            same = self._add(length, FactorKind.HALO, halo=(lower, upper))
-            for f in same:
-                self._factors[f] = replace(
-                    self._factors[f],
-                    slides_over=int(size),
-                    shift=start,
-                    stride=stride,
-                    dilation=dilation,
-                )
+            same = self._add(
+                length,
+                FactorKind.HALO,
+                halo=(lower, upper),
+                slides_over=int(size),
+                shift=start,
+                stride=stride,
+                dilation=dilation,
+            )
             return same, same
         if stride != 1 or dilation != 1:
             return self.whole(size), self.whole(length)
@@ -139,25 +139,14 @@ class FactorList:
           items: number of elements of each array that a shard sends.
           dtypes: element types of these arrays.
         """
-        dim = self._add(size, FactorKind.MERGE)
         sent = tuple(map(item_bytes, dtypes))
-        for f in dim:
-            self._factors[f] = replace(
-                self._factors[f], sent_items=items, sent_item_bytes=sent
-            )
-        return dim
+        return self._add(size, FactorKind.MERGE, sent_items=items, sent_item_bytes=sent)
 
-    def _add(
-        self,
-        size: int,
-        kind: FactorKind,
-        reducer: str | None = None,
-        halo: tuple[int, int] = (0, 0),
-    ) -> Dim:
+    def _add(self, size: int, kind: FactorKind, **facts: Any) -> Dim:
         if size == 1:
             return ()
         name = factor_name(len(self._factors))
-        self._factors.append(Factor(name, int(size), kind, reducer, halo))
+        self._factors.append(Factor(name, int(size), kind, **facts))
         return (len(self._factors) - 1,)
 
     def rule(

@@ -12,7 +12,7 @@ from typing import Any
 from rhino_jax.frontend.pallas import PALLAS_CALL, Moves, grid_of
 from rhino_jax.frontend.registry import OpContext, OpRule, register, register_traits
 from rhino_jax.frontend.rules.factors import FactorList
-from rhino_jax.ir.factor import Dim, Factor, FactorKind, Layout, Rule
+from rhino_jax.ir.factor import Dim, Factor, FactorKind, Rule
 from rhino_jax.ir.traits import OpKind, Traits
 from rhino_jax.ir.verifier import rule_fault
 
@@ -21,16 +21,13 @@ def unsharded_rule(
     in_shapes: Sequence[Sequence[int]], out_shapes: Sequence[Sequence[int]]
 ) -> Rule:
     """Return a rule without factors: nothing of the op can be sharded."""
-    return Rule((), _unsharded(in_shapes), _unsharded(out_shapes))
+    sides = in_shapes, out_shapes
+    return Rule((), *(tuple(((),) * len(s) for s in side) for side in sides))
 
 
 def unsharded(ctx: OpContext) -> OpRule:
     """Return the rule of last resort, for a case that a rule does not cover."""
     return OpRule(unsharded_rule(ctx.in_shapes, ctx.out_shapes))
-
-
-def _unsharded(shapes: Sequence[Sequence[int]]) -> tuple[Layout, ...]:
-    return tuple(((),) * len(shape) for shape in shapes)
 
 
 EFFECTS = Traits(has_effects=True)

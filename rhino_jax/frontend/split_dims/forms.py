@@ -99,14 +99,9 @@ class Spelled:
     free: frozenset[int] = frozenset()
 
 
-def as_it_is(shape: Iterable[int]) -> Groups:
-    """Return the groups of a value of this shape with no dim split."""
-    return tuple(DimParts((int(size),)) for size in shape)
-
-
 def groups_of(atom: Any) -> Groups:
-    """Return the groups of a variable of the original program."""
-    return as_it_is(getattr(atom.aval, "shape", ()))
+    """Return the groups of a variable of the original program: no dim is split."""
+    return tuple(DimParts((int(size),)) for size in getattr(atom.aval, "shape", ()))
 
 
 def is_apart(groups: Groups) -> bool:

@@ -52,8 +52,7 @@ def opened_window(eqn: Any, integers: Integers, *, is_narrow: bool) -> Move | No
     """
     if eqn.primitive.name == "gather" or eqn.primitive.name in COMBINE:
         return _indexed(eqn, integers.columns(eqn.invars[1]), is_narrow)
-    find = _WINDOWS.get(eqn.primitive.name)
-    run = None if find is None else find(eqn, integers)
+    run = _unrolled(eqn, integers)
     return None if run is None else (run, eqn.invars)
 
 
@@ -184,49 +183,35 @@ COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _clamped(eqn: Any, window: Shape, at: Sequence[Any], integers: Integers) -> Any:
-    """Return where a dynamic slice or update begins, clamped to stay inside; None where
-    that is unknown, or where it has little of the array."""
-    shape = eqn.invars[0].aval.shape
-    places = zip(map(integers.of, at), window, shape, strict=True)
-    known = [
+def _unrolled(eqn: Any, integers: Integers) -> Callable[..., Any] | None:
+    """Return the slices that a split, dynamic slice or update is; None for other ops,
+    where the position is unknown, or where it has little of the array.
+
+    A dynamic position is clamped, so that the window stays inside.
+    """
+    name, params = eqn.primitive.name, eqn.params
+    if name == "split":
+        sizes, axis = params["sizes"], params["axis"]
+        stops = np.cumsum(sizes).tolist()
+        if len(sizes) < 2 or 2 * max(sizes) <= stops[-1]:
+            return None
+        return lambda x: [
+            lax.slice_in_dim(x, stop - size, stop, axis=axis)
+            for size, stop in zip(sizes, stops, strict=True)
+        ]
+    if name not in ("dynamic_slice", "dynamic_update_slice"):
+        return None
+    array, *at = eqn.invars
+    window = at.pop(0).aval.shape if "update" in name else params["slice_sizes"]
+    places = zip(map(integers.of, at), window, array.aval.shape, strict=True)
+    start = [
         min(max(line.start, 0), size - n)
         for line, n, size in places
         if isinstance(line, Line)
     ]
-    is_known = len(known) == len(at)
-    return known if is_known and _is_most(known, window, shape) else None
-
-
-def _dynamic_slice(eqn: Any, integers: Integers) -> Callable[..., Any] | None:
-    window = eqn.params["slice_sizes"]
-    start = _clamped(eqn, window, eqn.invars[1:], integers)
-    if start is None:
+    if len(start) < len(at) or not _is_most(start, window, array.aval.shape):
         return None
+    if "update" in name:
+        return lambda x, update, *_: written(x, update, start, _replace)
     stop = [at + n for at, n in zip(start, window, strict=True)]
     return lambda x, *_: lax.slice(x, start, stop)
-
-
-def _update_slice(eqn: Any, integers: Integers) -> Callable[..., Any] | None:
-    start = _clamped(eqn, eqn.invars[1].aval.shape, eqn.invars[2:], integers)
-    if start is None:
-        return None
-    return lambda x, update, *_: written(x, update, start, _replace)
-
-
-def _split(eqn: Any, integers: Integers) -> Callable[..., Any] | None:
-    sizes, axis = eqn.params["sizes"], eqn.params["axis"]
-    stops = np.cumsum(sizes).tolist()
-    if len(sizes) < 2 or 2 * max(sizes) <= stops[-1]:
-        return None
-    return lambda x: [
-        lax.slice_in_dim(x, stop - size, stop, axis=axis)
-        for size, stop in zip(sizes, stops, strict=True)
-    ]
-
-
-_WINDOWS: dict[str, Callable[[Any, Any], Callable[..., Any] | None]] = {
-    "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _update_slice,
-    "split": _split,
-}
