@@ -53,7 +53,7 @@ CODE_TOKENS = {
     "cost": 5_200,
     "explain": 34_200,
     "export": 12_400,
-    "frontend": 69_200,
+    "frontend": 66_200,
     "hardware": 12_100,
     "ir": 12_400,
     "model": 25_100,

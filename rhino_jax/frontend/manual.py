@@ -4,6 +4,7 @@ collectives."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,6 @@ from rhino_jax.frontend.regions import (
 )
 from rhino_jax.ir.collectives import OF_PRIMITIVE
 from rhino_jax.ir.program import (
-    AxisNames,
     Manual,
     ManualCollective,
     RegionKind,
@@ -44,32 +44,34 @@ def manual_of(eqn: Any, outer: Source) -> Manual | None:
     if eqn.primitive.name != "shard_map":
         return None
     mesh = params["mesh"]
-    sides = (
-        (params["in_specs"], eqn.invars),
-        (params["out_specs"], eqn.outvars),
-    )
-    layouts = [
+    ins, outs = (
         tuple(_layout(spec, len(v.aval.shape)) for spec, v in zip(*side, strict=True))
-        for side in sides
-    ]
-    if any(layout is None for side in layouts for layout in side):
+        for side in (
+            (params["in_specs"], eqn.invars),
+            (params["out_specs"], eqn.outvars),
+        )
+    )
+    if None in (*ins, *outs):
         return None
-    ins, outs = (tuple(x for x in side if x is not None) for side in layouts)
     sizes = {str(n): int(s) for n, s in mesh.shape.items()}
     body = body_jaxpr(params)
     sent = [] if body is None else list(_sent(body, sizes, outer, 1))
     known = [c for c in sent if c is not None]
+    # Equal collectives of one source line are one that runs as often as all of them.
+    runs = Counter[tuple[ManualCollective, Source]]()
+    for c in known:
+        runs[replace(c, runs=1), c.source] += c.runs
     return Manual(
         ins,
         outs,
         tuple(sizes.items()),
         math.prod(sizes[axis] for axis in params["newly_manual_axes"]),
-        _alike_as_one(known),
+        tuple(replace(c, runs=count) for (c, _), count in runs.items()),
         is_all_priced=len(known) == len(sent),
     )
 
 
-def _layout(spec: Any, rank: int) -> tuple[AxisNames, ...] | None:
+def _layout(spec: Any, rank: int) -> Any:
     """Return the mesh axes of each dim of a PartitionSpec; None where the value is
     unreduced."""
     if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
@@ -145,13 +147,3 @@ def _collective(
     if all(a == b for a, b in params.get("perm", [(0, 1)])):
         axes = ()
     return ManualCollective(kind.name, axes, local_bytes, runs, source)
-
-
-def _alike_as_one(found: list[ManualCollective]) -> tuple[ManualCollective, ...]:
-    """Merge equal collectives of one source line into one that runs as often as all of
-    them."""
-    runs: dict[tuple[ManualCollective, Source], int] = {}
-    for c in found:
-        key = replace(c, runs=1), c.source
-        runs[key] = runs.get(key, 0) + c.runs
-    return tuple(replace(c, runs=count) for (c, _), count in runs.items())

@@ -84,8 +84,12 @@ def grid_of(params: Any) -> Grid | None:
         for eqn in inner_equations(body_jaxpr(params), sub_jaxprs)
         if eqn.primitive.name in ("program_id", "num_programs")
     }
-    declared = {own[axis] for axis in _declared_parallel(params, len(own))}
-    declared |= set(mapping.vmapped_dims)
+    # Those that the kernel's author declares parallel.
+    said = getattr(params.get("compiler_params"), "dimension_semantics", None) or ()
+    words = (str(getattr(s, "value", s)).lower() for s in said)
+    pairs = zip(own, words, strict=False)
+    declared = {axis for axis, word in pairs if word == "parallel"}
+    declared.update(mapping.vmapped_dims)
     parallel = {
         axis
         for axis in range(len(sizes))
@@ -191,14 +195,6 @@ def _axes_used(block: Any) -> frozenset[int]:
     read = [v for eqn in index.eqns for v in eqn.invars] + list(index.outvars)
     names = {id(v) for v in read if not is_literal(v)}
     return frozenset(i for i, v in enumerate(index.invars) if id(v) in names)
-
-
-def _declared_parallel(params: Any, rank: int) -> frozenset[int]:
-    """Return the axes that the kernel's author declares parallel
-    (`dimension_semantics`)."""
-    said = getattr(params.get("compiler_params"), "dimension_semantics", None) or ()
-    words = [str(getattr(s, "value", s)).lower() for s in said]
-    return frozenset(i for i, w in enumerate(words[:rank]) if w == "parallel")
 
 
 def kernel_name(eqn: Any) -> str | None:

@@ -150,7 +150,16 @@ def ops_and_equations(
     ops, eqns = [program.ops[i] for i in region.ops], open_jaxpr(jaxpr).eqns
     for op, eqn in zip_longest(ops, eqns):
         if op is None or eqn is None or op.name != eqn.primitive.name:
-            raise _other_jaxpr(op, eqn, f"{len(ops)} ops, {len(eqns)} equations")
+            there = "nothing" if op is None else op.name
+            here = "nothing" if eqn is None else eqn.primitive.name
+            raise InternalError(
+                "A program was read next to a jaxpr that is not its own:"
+                f" `{there}` there, `{here}` here.",
+                where=str(op.source) if op else "at the end of the program",
+                numbers=f"{len(ops)} ops, {len(eqns)} equations",
+                fix="plan again with the function as it is; if that does not help,"
+                " report this with the program.",
+            )
         yield op, eqn
 
 
@@ -252,19 +261,6 @@ def inline_call(
     (body,) = closed_region_jaxprs(eqn)
     with call_scope(eqn):
         return evaluate(open_jaxpr(body), jaxpr_consts(body), operands, run, wrap)
-
-
-def _other_jaxpr(op: Op | None, eqn: Any | None, counts: str) -> InternalError:
-    there = "nothing" if op is None else op.name
-    here = "nothing" if eqn is None else eqn.primitive.name
-    return InternalError(
-        f"A program was read next to a jaxpr that is not its own: `{there}` there,"
-        f" `{here}` here.",
-        where=str(op.source) if op is not None else "at the end of the program",
-        numbers=counts,
-        fix="plan again with the function as it is; if that does not help, report this"
-        " with the program.",
-    )
 
 
 def with_jaxprs(eqn: Any, jaxprs: Sequence[Any]) -> Mapping[str, Any]:

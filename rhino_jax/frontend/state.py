@@ -9,9 +9,9 @@ unless calls show that it does (see `rhino_jax.runtime.buffers`).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from os.path import commonprefix
 from typing import Any
 
 import jax
@@ -119,7 +119,9 @@ def match_state(
             candidates = ends.get((last_key(path), out_avals[o]), ())
             free = [i for i in candidates if i not in used and can_replace(o, i)]
             if o not in tied and free:
-                tied[o] = max(free, key=lambda i: _common_end(in_paths[i], path))
+                pairs = {i: [in_paths[i][::-1], path[::-1]] for i in free}
+                shared = {i: commonprefix(x) for i, x in pairs.items()}  # noqa: RUF071
+                tied[o] = max(free, key=lambda i: len(shared[i]))
                 used.add(tied[o])
     match(is_donated=False)
     return tied
@@ -159,11 +161,6 @@ def last_key(path: str) -> str:
     """Return the last key of a tree path: `w` of `params['a'].w`, `'a'` of `x['a']`."""
     cut = max(path.rfind("["), path.rfind("."))
     return path[cut:].strip("[].'\"") if cut >= 0 else path
-
-
-def _common_end(a: str, b: str) -> int:
-    pairs = zip(reversed(a), reversed(b), strict=False)
-    return len([*itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)])
 
 
 def _subtrees(

@@ -39,6 +39,7 @@ class LeafPlace:
     number: int | None
 
 
+@dataclass(eq=False, slots=True)
 class OpenedObject:
     """An object, split into its structure and its leaves.
 
@@ -48,14 +49,9 @@ class OpenedObject:
       places: the position of each leaf; empty where `named` was not requested.
     """
 
-    __slots__ = ("graphdef", "leaves", "places")
-
-    def __init__(
-        self, graphdef: Any, leaves: Iterable[Any], places: Sequence[LeafPlace] = ()
-    ) -> None:
-        self.graphdef = graphdef
-        self.leaves = list(leaves)
-        self.places = tuple(places)
+    graphdef: Any
+    leaves: Sequence[Any]
+    places: Sequence[LeafPlace] = ()
 
 
 def is_held(x: Any) -> bool:
@@ -71,7 +67,7 @@ def _flatten_with_keys(x: OpenedObject) -> tuple[Any, Any]:
 jax.tree_util.register_pytree_with_keys(
     OpenedObject,
     _flatten_with_keys,
-    lambda graphdef, leaves: OpenedObject(graphdef, leaves),
+    lambda graphdef, leaves: OpenedObject(graphdef, list(leaves)),
     operator.attrgetter("leaves", "graphdef"),
 )
 

@@ -184,6 +184,7 @@ def path_text(root: Any, path: Sequence[Any]) -> str:
     """Format a path through an object as a user writes it:
     `.opt_state[0].mu.kernel`."""
     from flax import nnx
+    from flax.nnx import graph
 
     text, node, is_state = "", root, False
     for key in path:
@@ -191,15 +192,9 @@ def path_text(root: Any, path: Sequence[Any]) -> str:
         is_mapping = isinstance(node, Mapping | nnx.Dict) and not is_state
         is_name = isinstance(key, str) and key.isidentifier() and not is_mapping
         text += f".{key}" if is_name else f"[{key!r}]"
-        node = _child(node, key)
+        kind = graph.get_node_impl(node)
+        node = None if kind is None else kind.node_dict(node).get(key)
     return text
-
-
-def _child(node: Any, key: Any) -> Any:
-    from flax.nnx import graph
-
-    kind = graph.get_node_impl(node)
-    return None if kind is None else kind.node_dict(node).get(key)
 
 
 def as_state(held: OpenedObject, leaves: Sequence[Any]) -> Any:

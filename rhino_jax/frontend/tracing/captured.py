@@ -7,6 +7,7 @@ those that the function wrote.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import types
@@ -119,26 +120,20 @@ def _captured(fn: Any) -> Iterator[tuple[str, Any]]:
         yield "self", fn.__self__
         yield "fn", fn.__func__
     elif isinstance(fn, types.FunctionType):
-        yield from _of_function(fn)
+        cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+        for name, cell in cells:
+            with contextlib.suppress(ValueError):  # an empty cell
+                yield name, cell.cell_contents
+        for name in names_used(fn.__code__):
+            if name in fn.__globals__:
+                yield name, fn.__globals__[name]
+        yield from ((f"default {i}", x) for i, x in enumerate(fn.__defaults__ or ()))
+        yield from (fn.__kwdefaults__ or {}).items()
     elif isinstance(fn, JITTED):
         yield "fn", fn.__wrapped__  # type: ignore[attr-defined]
     else:
         yield "self", fn
         yield "fn", inspect.getattr_static(type(fn), "__call__", None)
-
-
-def _of_function(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # an empty cell
-            continue
-    for name in names_used(fn.__code__):
-        if name in fn.__globals__:
-            yield name, fn.__globals__[name]
-    for i, value in enumerate(fn.__defaults__ or ()):
-        yield f"default {i}", value
-    yield from (fn.__kwdefaults__ or {}).items()
 
 
 def names_used(code: types.CodeType) -> Iterator[str]:

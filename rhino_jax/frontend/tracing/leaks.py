@@ -205,26 +205,24 @@ def leak_watch(
                 kind = getattr(type(value), key, None) if isinstance(key, str) else None
                 if not isinstance(kind, functools.cached_property):
                     leaks.append((step(path, value, key), now))
-        if leaks:
-            raise _leaked(leaks, what, name)
+        if not leaks:
+            return
+        path, now = leaks[0]
+        found = jax.tree.leaves(now)
+        tracer = next(x for x in found if isinstance(x, jax.core.Tracer))
+        more = f", and {len(leaks) - 1} more" if len(leaks) > 1 else ""
+        raise TraceError(
+            f"{what}: `{name}` keeps a value of its trace in `{path}`{more}: updates of"
+            " it would be lost, since only the first call runs the Python code.",
+            where=path,
+            numbers=f"{tracer.aval.str_short()}; nothing has run, and `{path}` is as it"
+            " was",
+            fix="return the value, and pass the state as an argument; or hold it in a"
+            " `flax.nnx.Module`, an `equinox.nn.State` or a `jax.new_ref`, and pass"
+            " that.",
+        )
 
     return check
-
-
-def _leaked(leaks: list[tuple[str, Any]], what: str, name: str) -> TraceError:
-    path, now = leaks[0]
-    tracer = next(x for x in jax.tree.leaves(now) if isinstance(x, jax.core.Tracer))
-    more = f", and {len(leaks) - 1} more" if len(leaks) > 1 else ""
-    return TraceError(
-        f"{what}: `{name}` keeps a value of its trace in `{path}`{more}: updates of"
-        " it would be lost, since only the first call runs the Python code.",
-        where=path,
-        numbers=f"{tracer.aval.str_short()}; nothing has run, and `{path}` is as it"
-        " was",
-        fix="return the value, and pass the state as an argument; or hold it in a"
-        " `flax.nnx.Module`, an `equinox.nn.State` or a `jax.new_ref`, and pass"
-        " that.",
-    )
 
 
 def _variables(fn: Any) -> Iterator[tuple[str, Any]]:

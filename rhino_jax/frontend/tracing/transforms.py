@@ -163,15 +163,11 @@ def transformed(jaxpr: Any, name: str) -> tuple[Any, tuple[Transform, ...]]:
         before, jaxpr = jaxpr, run(jaxpr)
         if jaxpr is before:
             continue
-        counts = _num_eqns(before), _num_eqns(jaxpr)
-        if what not in _NEW_OBJECTS or counts[0] != counts[1]:
-            done.append(Transform(what, *counts))
+        # Including the equations of sub-jaxprs.
+        old, new = (len([*inner_equations(each)]) for each in (before, jaxpr))
+        if what not in _NEW_OBJECTS or old != new:
+            done.append(Transform(what, old, new))
     return jaxpr, tuple(done)
-
-
-def _num_eqns(jaxpr: Any) -> int:
-    """Return the number of equations of a jaxpr, including those of sub-jaxprs."""
-    return sum(1 for _ in inner_equations(jaxpr))
 
 
 def _unmerged(jaxpr: Any, name: str) -> Any:
