@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rhino_jax._compat import new_primitive
 from rhino_jax.frontend.tracing.transforms import transformed
 
 
@@ -96,3 +97,12 @@ def test_literal_indices_may_choose_the_branches_of_a_scan() -> None:
 
     _, got, want = both(jax.grad(chosen))
     np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gather_rows", "scatter_rows", "scattered"])
+def test_a_users_op_is_no_gather_by_its_name(name: str) -> None:
+    op = new_primitive(name)
+    op.def_abstract_eval(lambda x: x)
+    jaxpr = jax.make_jaxpr(lambda x: op.bind(x) + 1.0)(jnp.ones((4, 2)))
+    found, _ = transformed(jaxpr, "f")
+    assert [eqn.primitive.name for eqn in found.eqns] == [name, "add"]

@@ -53,7 +53,12 @@ from rhino_jax.frontend.registry import traits_of
 from rhino_jax.frontend.rules.gather import IndexedDims
 from rhino_jax.frontend.rules.rotate import rotate
 from rhino_jax.frontend.tracing.integers import Integers
-from rhino_jax.frontend.tracing.windows import Move, opened_window, shifted_shapes
+from rhino_jax.frontend.tracing.windows import (
+    COMBINE,
+    Move,
+    opened_window,
+    shifted_shapes,
+)
 from rhino_jax.ir.traits import OpKind
 
 
@@ -128,7 +133,7 @@ def by_rows(eqn: Any, integers: Integers) -> Move | None:
       eqn: the equation.
       integers: what its operands hold.
     """
-    if not eqn.primitive.name.startswith(("gather", "scatter")):
+    if eqn.primitive.name not in ("gather", *COMBINE):
         return None
     numbers = eqn.params["dimension_numbers"]
     old = IndexedDims.of(numbers)
