@@ -90,6 +90,10 @@ class UserOptions(TypedDict, total=False):
         of one shape (Muon's orthogonalization, roots of Shampoo and SOAP) are computed
         as one batched chain, sharded over the leaves, if that is faster. "as written":
         each leaf by itself.
+      attention: "auto": attention that is written out, as a product, a softmax and a
+        product (that of JAX, flax and equinox, too), runs as cuDNN's kernel on GPU or
+        as JAX's splash kernel on TPU if that is faster: equal but for rounding, and
+        without its scores in memory. "as written": it stays so.
       offload: "auto": where nothing fits otherwise, state that only updates read
         (moments of an optimizer) waits in the host's memory between steps, if the
         hardware file has `host_bytes_per_s`: a step takes and returns it there. "as
@@ -150,6 +154,7 @@ class UserOptions(TypedDict, total=False):
     loops: str
     grouped: str
     stacks: str
+    attention: str
     offload: str
     stages: int | str | Sequence[int]
     schedule: str

@@ -15,8 +15,9 @@ from tests.helpers_source import PACKAGE as ROOT, TESTS, parsed
 
 ORDER = (
     "errors", "units", "version", "utils", "_compat",
-    "ir", "solver", "contest", "hardware", "cost", "frontend", "rewrite", "analysis",
-    "passes", "model", "recipes", "plan", "pipeline", "planner.search",
+    "ir", "solver", "contest", "hardware", "cost", "frontend", "rewrite",
+    "attention", "analysis", "passes", "model", "recipes", "plan", "pipeline",
+    "planner.search",
     "runtime.processes", "runtime", "export", "explain.report", "verify", "planner",
     "explain", "options", "sweep", "api", "rhino_jax", "models", "bench",
     "commands", "cli", "__main__",
@@ -32,7 +33,8 @@ MAY_IMPORT: Mapping[str, str] = {
     "cost": "ir hardware",
     "frontend": "errors utils _compat ir",
     "rewrite": "errors utils _compat ir frontend",
-    "passes": "errors utils _compat ir frontend rewrite analysis",
+    "attention": "errors _compat ir frontend",
+    "passes": "errors utils _compat ir frontend rewrite attention analysis",
     "plan": "errors units version utils ir cost hardware",
     "pipeline": "errors units utils ir cost passes plan",
     "export": "errors _compat ir hardware frontend passes analysis plan runtime",

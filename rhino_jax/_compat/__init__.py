@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rhino_jax._compat.attention import (
     fused_attention_traced as fused_attention_traced,
+    instead_of_vjp as instead_of_vjp,
 )
 from rhino_jax._compat.compiling import (
     JITTED as JITTED,

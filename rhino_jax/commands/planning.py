@@ -163,16 +163,20 @@ def _add_variants(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="which values the backward pass recomputes",
     )
-    parser.add_argument(
-        "--offload",
-        choices=("auto", "as written"),
-        default="as written",
-        help="whether state may wait in host memory where nothing fits otherwise",
-    )
-    for name, meaning in _AS_WRITTEN.items():
-        choices = "auto", "as written"
-        parser.add_argument(f"--{name}", choices=choices, default="auto", help=meaning)
+    choices = "auto", "as written"
+    for default, options in (("as written", _AUTO), ("auto", _AS_WRITTEN)):
+        for name, meaning in options.items():
+            parser.add_argument(
+                f"--{name}", choices=choices, default=default, help=meaning
+            )
 
+
+_AUTO = {
+    "offload": "whether state may wait in host memory where nothing fits otherwise",
+    "attention": "whether attention that is written out may run as cuDNN's or JAX's"
+    " splash kernel",
+}
+"""Option → what it leaves to the planner, if the user says so."""
 
 _AS_WRITTEN = {
     "loops": "whether loops over layers may be unrolled, which compiles longer",

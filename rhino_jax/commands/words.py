@@ -168,6 +168,7 @@ _KEYWORDS = (
         "loops",
         "grouped",
         "stacks",
+        "attention",
         "offload",
         "stages",
         "refine",

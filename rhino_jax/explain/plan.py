@@ -354,6 +354,7 @@ class Plan(data.PlanData):
         loops: str | None = None,
         grouped: str | None = None,
         stacks: str | None = None,
+        attention: str | None = None,
         stages: int | str | None = None,
         schedule: str | None = None,
     ) -> Plan:
@@ -369,8 +370,8 @@ class Plan(data.PlanData):
           pins: as in `auto_shard`; added to the pins of this plan, and replacing those
             with the same key.
           memory_budget_bytes, mesh, microbatches, recompute, loops, grouped, stacks,
-            stages, schedule: as in `auto_shard`; None: as in this plan's request. A
-            mesh that rhino chose stays, unless `stages` is given.
+            attention, stages, schedule: as in `auto_shard`; None: as in this plan's
+            request. A mesh that rhino chose stays, unless `stages` is given.
 
         Raises:
           PlanFileError: the plan was loaded from a file, without its program. PinError,
@@ -385,6 +386,7 @@ class Plan(data.PlanData):
             "loops": loops,
             "grouped": grouped,
             "stacks": stacks,
+            "attention": attention,
             "stages": stages,
             "schedule": schedule,
         }

@@ -15,7 +15,7 @@ import jax
 from rhino_jax._compat import jaxpr_consts, type_on
 from rhino_jax.errors import TraceError
 from rhino_jax.frontend.call import Call, Signature, split_call
-from rhino_jax.frontend.forms.calls import CallTrace, Forms
+from rhino_jax.frontend.forms.calls import CallTrace, Forms, Replacing
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.leaves import (
     Leaves,
@@ -55,7 +55,7 @@ class Traced:
         the result, as a plan shows them.
       out_types: shape and type, weak or not, of every result, and of every array that
         is written back; types in the jaxpr are strong.
-      forms: the calls of `rhino.choose`'s functions; None where there are none.
+      forms: the calls of `rhino.choose`'s functions; None: not known.
       after_passes: traces after passes (see `rhino_jax.passes`), by name and choice.
     """
 
@@ -266,9 +266,9 @@ def _forms(
     types: Sequence[jax.ShapeDtypeStruct],
     calls: CallTrace,
     within: Mapping[str, Any],
-) -> Forms | None:
+) -> Forms:
     """Return the calls of `rhino.choose`'s functions in a trace, with a function that
-    traces again with other forms; None where there are none.
+    traces again with other forms.
 
     Args:
       parameters, call: the function and its call, without arrays.
@@ -276,18 +276,19 @@ def _forms(
       calls: the calls of the trace.
       within: arguments of `trace_flat`.
     """
-    if not calls.sites:
-        return None
     # Traces must not keep the argument arrays alive.
     call = replace(call, args=(None,) * len(call.args), kwargs={})
+    known = dict(calls.sites)
 
-    def traced(chosen: Mapping[str, str]) -> tuple[Any, list[Any], list[str]]:
-        again = CallTrace(chosen, calls.sites)
+    def traced(
+        chosen: Mapping[str, str], replacing: Replacing | None
+    ) -> tuple[Any, list[Any], list[str]]:
+        again = CallTrace(chosen, known, replacing)
         flat = flat_function(parameters, call)
         closed, outs, _, _ = trace_flat(flat, types, calls=again, **within)
         return closed, outs, [site.key for site in again.sites.values()]
 
-    return Forms(tuple(calls.sites.values()), traced)
+    return Forms(tuple(calls.sites.values()), calls.jaxpr, traced, known)
 
 
 def another_program(traced: Traced, change: str, what: str) -> TraceError:

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 
 from rhino_jax._compat import jaxpr_consts, open_jaxpr
+from rhino_jax.attention.replaced import replacing
+from rhino_jax.attention.written import AS_WRITTEN
 from rhino_jax.errors import PlanFileError, TraceError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.rewrite.retraced import retraced
@@ -31,8 +33,10 @@ def in_forms(traced: Traced, choice: str) -> Any:
       TraceError: its results have other types in these forms.
     """
     chosen: dict[str, str] = json.loads(choice)
+    is_written = any(AS_WRITTEN in key for key in chosen)
+    more = replacing if is_written else None
     found, outs, keys = (
-        (None, [], []) if traced.forms is None else traced.forms.traced(chosen)
+        (None, [], []) if traced.forms is None else traced.forms.traced(chosen, more)
     )
     for key, form in chosen.items():
         if key not in keys:

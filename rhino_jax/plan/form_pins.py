@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rhino_jax.errors import PinError, nearest
@@ -10,22 +10,21 @@ from rhino_jax.ir.places import in_scope, on_line
 
 
 def without_forms(
-    pinned: Mapping[str, Any], forms: Any
+    pinned: Mapping[str, Any], sites: Sequence[Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Separate layout and stage pins from pins of forms, which are names.
 
     Args:
       pinned: key → spec, stage or form.
-      forms: the calls of the function (`frontend.forms.calls.Forms`); None: none.
+      sites: the calls of the function (`frontend.forms.calls.CallSite`).
     Returns:
       The other pins; key of a call site → its form.
     Raises:
       PinError: no call is there, or it has no such form, or two pins differ.
     """
-    if forms is None:  # Text is no spec, as another error says.
+    if not sites:  # Text is no spec, as another error says.
         return dict(pinned), {}
     names = {key: name for key, name in pinned.items() if isinstance(name, str)}
-    sites = forms.sites
     found: dict[str, str] = {}
     for key, name in names.items():
         line, scope = on_line(key), in_scope(key)
@@ -38,7 +37,7 @@ def without_forms(
         if not there:
             raise PinError(
                 f"pin {key!r} to {name!r}: no function of `rhino.choose` is called"
-                " there.",
+                " there, nor is attention written out.",
                 where=repr(key),
                 numbers=f"calls: {_places(sites)}",
                 fix="name the line of a call, as 'model.py:61', its scope, or '*'.",

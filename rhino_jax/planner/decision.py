@@ -55,6 +55,7 @@ class DecisionOptions:
     loops: str = AUTO
     grouped: str = AUTO
     stacks: str = AUTO
+    attention: str = AS_WRITTEN
     offload: str = AS_WRITTEN
     stages: Any = AUTO
     schedule: str = AUTO

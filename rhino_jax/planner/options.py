@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh
 
+from rhino_jax.attention.sites import sites_of
 from rhino_jax.cost.compute import model_flops
 from rhino_jax.cost.corrections import NO_CORRECTIONS
 from rhino_jax.errors import InfeasiblePlanError
@@ -109,7 +110,9 @@ READ: Mapping[str, Callable[[str, str, Any], Any]] = {
     "progress": _unnamed(read_progress),
     "dump": read_folder,
     "recompute": _one_of((AUTO, AS_WRITTEN, "none")),
-    **dict.fromkeys(("loops", "grouped", "stacks", "offload"), _AUTO_OR_NOT),
+    **dict.fromkeys(
+        ("loops", "grouped", "stacks", "attention", "offload"), _AUTO_OR_NOT
+    ),
     "storage": _one_of((AS_WRITTEN, "blocks")),
     "microbatches": partial(read_count_or, word=AUTO),
     "stages": _unnamed(read_stages),
@@ -236,7 +239,7 @@ class PlanOptions(DecisionOptions):
         """Return the plan without trees and mesh, and the specs taken over in it."""
         target = self.target_of(mesh)
         every = expand_pins(self.pins, traced)
-        pinned, form_pins = without_forms(every, traced.forms)
+        pinned, form_pins = without_forms(every, sites_of(traced.forms, every))
         axes = None if mesh is None else axes_of_mesh(mesh)
         places = before if basis is None else basis.places
         if not places or self.stages != AUTO:
@@ -262,7 +265,7 @@ class PlanOptions(DecisionOptions):
         requested = self._asked(mesh, meshes, target, pins)
         stages = {} if basis is None or self.stages != AUTO else basis.stages
         asked = (*requested, repr(storage), stage_pins, places, stages)
-        if traced.forms is not None:
+        if traced.forms is not None and (traced.forms.sites or form_pins):
             asked = (*asked, traced.forms.key, sorted(form_pins.items()))
 
         def is_of_program(plan: data.PlanData) -> bool:

@@ -18,6 +18,7 @@ from operator import eq
 from pathlib import Path
 from typing import Any
 
+from rhino_jax.attention.sites import sites_of
 from rhino_jax.errors import HardwareError, MeshError, RhinoError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
@@ -320,7 +321,7 @@ class PlanOrigin:
     def _without_forms(self, plan_options: Any) -> tuple[dict[str, Any], Any]:
         """Return the pins of a request, and its pins of forms."""
         pinned = expand_pins(plan_options.pins, self.traced)
-        return without_forms(pinned, self.traced.forms)
+        return without_forms(pinned, sites_of(self.traced.forms, pinned))
 
     def finished(
         self, made: data.PlanData, plan: data.PlanData, plan_options: Any, solved: Any

@@ -52,8 +52,8 @@ from rhino_jax.utils.progress import shown
 
 if TYPE_CHECKING:
     from rhino_jax.planner.options import PlanOptions
-from rhino_jax.errors import TraceError
-from rhino_jax.frontend.forms.calls import CallSite, reason_of
+from rhino_jax.attention.sites import sites_of, usable_forms
+from rhino_jax.frontend.forms.calls import reason_of
 from rhino_jax.ir.transform import FORMS, chosen
 
 
@@ -393,10 +393,16 @@ def in_best_forms(search: Search, plan: Callable[[Search], PlanData]) -> PlanDat
       PinError: a pinned form does not run there.
       Exception: of the first forms, where no choice can be planned.
     """
-    forms = search.traced.forms
-    if forms is None:
+    pins, target = search.form_pins, search.target
+    hardware = target.name, target.device.platform
+    sought = hardware[1] if search.options.attention == AUTO else None
+    calls = [
+        (site, *usable_forms(site, *hardware, pins.get(site.key), search.what))
+        for site in sites_of(search.traced.forms, pins, sought)
+    ]
+    calls = [call for call in calls if {call[0].first, *call[1]} != {AS_WRITTEN}]
+    if not calls:
         return plan(search)
-    calls = [(site, *_usable(site, search)) for site in forms.sites]
     first = tuple((site.key, usable[0]) for site, usable, _ in calls)
 
     def make(choice: Choice) -> PlanData:
@@ -438,7 +444,8 @@ def in_best_forms(search: Search, plan: Callable[[Search], PlanData]) -> PlanDat
                 told.append(f"{other}: {reason_of(error)}")
             else:
                 told.append(f"{other}: not planned, for lack of time")
-        told += [f"{other}: {why}" for other, why in left.items()]
+        if site.first != AS_WRITTEN:
+            told += [f"{other}: {why}" for other, why in left.items()]
         names.append(f"{place} as {form}")
         notes.append(f"{place} runs as {form!r} ({'; '.join(told)}).")
     own = found.variants
@@ -467,31 +474,3 @@ def _rank(decision: Decision[Choice, PlanData], choice: Choice) -> tuple[float, 
         return decision.seconds(choice), 0.0
     peak = getattr(decision.left.get(choice), "smallest_peak_bytes", None)
     return math.inf, math.inf if peak is None else peak
-
-
-def _usable(site: CallSite, search: Search) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the forms of a call that run on the hardware, and why others do not."""
-    platform = search.target.device.platform
-    left = dict(site.left)
-    for form in site.traced:
-        if platform is not None and (why := site.not_on(form, platform)):
-            left[form] = why
-    usable = tuple(form for form in site.traced if form not in left)
-    pinned = search.form_pins.get(site.key)
-    numbers = "; ".join(f"{form}: {why}" for form, why in left.items())
-    if pinned in left:
-        raise PinError(
-            f"{search.what}: pinned form {pinned!r} does not run on"
-            f" {search.target.name}.",
-            where=str(site.source),
-            numbers=numbers,
-            fix=f"pin one of {', '.join(usable)}." if usable else "drop the pin.",
-        )
-    if not usable:
-        raise TraceError(
-            f"{search.what}: no form of a call runs on {search.target.name}.",
-            where=str(site.source),
-            numbers=numbers,
-            fix="add a form of plain JAX operations.",
-        )
-    return usable if pinned is None else (pinned,), left

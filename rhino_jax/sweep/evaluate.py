@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.attention.sites import sites_of
 from rhino_jax.errors import RhinoError
 from rhino_jax.explain.plan import Plan
 from rhino_jax.frontend.trace import Traced
@@ -209,13 +210,16 @@ class Evaluator:
     ) -> Pending:
         first = group[0]
         given = expand_pins(plan_options.pins, traced)
-        pinned, forms = without_forms(given, traced.forms)
+        pinned, forms = without_forms(given, sites_of(traced.forms, given))
         if first.mesh is not None:
             meshes = [first.mesh]
             pins = resolve_pins(pinned, traced.program, first.mesh)
         else:
-            count = first.devices or target.num_devices or len(devices_here(WHAT))
-            every = candidates(traced, target, count)
+            every = candidates(
+                traced,
+                target,
+                first.devices or target.num_devices or len(devices_here(WHAT)),
+            )
             few = [axes for axes in every if len(axes) <= MAX_AXES] or every
             meshes, pins = where_pins_hold(few, pinned, traced.program)
         search = plan_options.search_on(traced, None, target, meshes, pins, pinned)
@@ -226,13 +230,12 @@ class Evaluator:
             assert isinstance(first.microbatches, int)
             search = search.after([cut_in(first.microbatches)])
         usable = 1 - target.device.reserve_share
-        budgets = [int(usable * self._budget(c, target)) for c in group]
         job = BudgetJobs(
             self.meshes.number(search.running.program),
             target,
             tuple(map(tuple, meshes)),
             search.request,
-            tuple(budgets),
+            tuple(int(usable * self._budget(c, target)) for c in group),
             self.level,
         )
         return Pending(tuple(group), traced, plan_options, job, target, search)

@@ -41,6 +41,8 @@ TOLD_APART = {
     " what a pad adds, that keep row numbers and join indices",
     "frontend/known_values.py": "arithmetic on constants: loop bounds, windows",
     "ir/coverage.py": "in which parameter the names of kernels stand",
+    "attention/softmax.py": "the ops that a softmax is made of, NumPy's on masks",
+    "attention/written.py": "the op whose parameters say which dims are summed",
     "passes/microbatch/flow/analysis.py": "sums that only differentiation makes",
     "passes/sequence_slices/masks.py": "NumPy's functions on masks and their bounds",
     "bench/probe/functions.py": "names of functions that are probed",

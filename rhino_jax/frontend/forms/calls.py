@@ -106,11 +106,15 @@ class CallTrace:
     Attributes:
       chosen: key of a call site → form; the first form of all others.
       known: call sites of another trace of the function.
+      replacing: see `Forms.traced`.
+      jaxpr: the traced function.
       sites: the call sites of this trace.
     """
 
     chosen: Mapping[str, str] = field(default_factory=dict)
     known: Sites = field(default_factory=dict)
+    replacing: Replacing | None = None
+    jaxpr: Any = None
     sites: Sites = field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -120,15 +124,25 @@ class CallTrace:
         with _within(self):
             yield
 
-    def form(self, functions: Functions, args: Any, kwargs: Any) -> str:
+    def form(
+        self,
+        functions: Functions,
+        args: Any,
+        kwargs: Any,
+        known: tuple[Source, str] | None = None,
+    ) -> str:
         """Return the form of a call, and record the call.
+
+        Args:
+          functions: the forms.
+          args, kwargs: its arguments; of arrays, their types suffice.
+          known: its source line and types; None: those of the call that runs.
 
         Raises:
           TraceError: no form can be traced, or their results differ.
         """
-        source = source_of(current_source())
         leaves, tree = jax.tree.flatten((args, kwargs))
-        types = _types_of(leaves)
+        source, types = known or (source_of(current_source()), _types_of(leaves))
         text = f"{source.function}: {' | '.join(functions)} of {types}"
         place = text, source.file, source.line
         site = self.sites.get(place)
@@ -249,24 +263,39 @@ def _site(
     return CallSite(key, source, set(), traced, left)
 
 
-_ARRAYS = (jax.Array, np.ndarray, np.generic)
+_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
 
 hide_frames(__file__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+Replacing = Callable[[CallTrace], contextlib.AbstractContextManager[Callable[..., Any]]]
+"""Trace of calls → a context in which functions are traced with other forms of what
+they write out, with a function that returns a function with them."""
+
+
+@dataclass(slots=True, eq=False)
 class Forms:
     """The calls of `rhino.choose`'s functions in a traced function.
 
     Attributes:
       sites: the call sites, in the order of the trace.
-      traced: (key of a call site → form) → closed jaxpr of the user's function with
-        these forms, types of its results, and the keys of its call sites.
+      jaxpr: the function as traced, before any pass.
+      traced: (key of a call site → form, what replaces more than calls) → closed jaxpr
+        of the user's function with these forms, types of its results, and the keys of
+        its call sites.
+      known: the call sites that are known, more than `sites` where those of what is
+        written out have been sought.
+      written: the latter; None: not sought yet.
     """
 
     sites: tuple[CallSite, ...]
-    traced: Callable[[Mapping[str, str]], tuple[Any, list[Any], list[str]]]
+    jaxpr: Any
+    traced: Callable[
+        [Mapping[str, str], Replacing | None], tuple[Any, list[Any], list[str]]
+    ]
+    known: Sites
+    written: tuple[CallSite, ...] | None = None
 
     @property
     def key(self) -> str:

@@ -23,6 +23,7 @@ from rhino_jax._compat import (
     open_jaxpr,
     retrace,
     scan_counts,
+    type_on,
 )
 from rhino_jax.errors import InternalError
 from rhino_jax.frontend.regions import (
@@ -63,7 +64,10 @@ def split_merged_dims(jaxpr: Any) -> Any:
     if not flows.kept:
         return jaxpr
     found = _Emitter(flows).rebuilt_as_it_was(jaxpr)
-    old, new = ([v.aval for v in open_jaxpr(j).outvars] for j in (jaxpr, found))
+    # Results of Pallas kernels are on no mesh.
+    old, new = (
+        [type_on(v.aval) for v in open_jaxpr(j).outvars] for j in (jaxpr, found)
+    )
     if old != new:
         raise InternalError(
             "Splitting merged dims changed the results of a program.",

@@ -16,6 +16,7 @@ from rhino_jax._compat import (
     name_as,
     open_jaxpr,
     type_on,
+    without_dead_code,
 )
 from rhino_jax.errors import MeshError, RhinoWarning
 from rhino_jax.frontend.forms.calls import CallTrace
@@ -62,7 +63,7 @@ def trace_flat(
       results, weak or not; these references; and the passes that changed it.
     """
     name_as(flat, fn, name, paths)
-    jaxpr = _trace_within(mesh, flat, types, calls, name, what)
+    jaxpr = calls.jaxpr = _trace_within(mesh, flat, types, calls, name, what)
     jaxpr, captured = as_values(jaxpr, fn)
     outs = [type_on(v.aval) for v in open_jaxpr(jaxpr).outvars]
     found, transforms = transformed(jaxpr, name)
@@ -135,8 +136,12 @@ def _refuse_annotation(error: Exception, mesh: Any, name: str, what: str) -> Non
 def _trace(
     flat: Any, types: Sequence[jax.ShapeDtypeStruct], mesh: Any, calls: CallTrace
 ) -> Any:
+    given = [_within(x, mesh) for x in types]
     with _only_mesh(mesh), fused_attention_traced(), calls.recording():
-        return jax.make_jaxpr(flat)(*[_within(x, mesh) for x in types])
+        if calls.replacing is None:
+            return jax.make_jaxpr(flat)(*given)
+        with calls.replacing(calls) as replaced:
+            return without_dead_code(jax.make_jaxpr(replaced(flat))(*given))
 
 
 @contextlib.contextmanager
