@@ -54,7 +54,7 @@ CODE_TOKENS = {
     "cost": 5_200,
     "explain": 34_200,
     "export": 12_400,
-    "frontend": 66_400,
+    "frontend": 67_600,
     "hardware": 12_100,
     "ir": 12_400,
     "model": 25_100,

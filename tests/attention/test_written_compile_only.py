@@ -74,8 +74,8 @@ def train_step(params: Any, state: Any, tokens: Any, *, is_scanned: bool) -> Any
     [
         ("h100:8", False, 0.85),
         ("h100:8", True, 0.85),
-        ("v5e:4x4", False, 0.92),
-        ("v5e:4x4", True, 0.92),
+        ("v5e:4x4", False, 0.85),
+        ("v5e:4x4", True, 0.85),
         ("v6e:4x4", False, 0.85),
         ("v5p:2x2x2", False, 0.85),
     ],

@@ -41,6 +41,7 @@ TOLD_APART = {
     " what a pad adds, that keep row numbers and join indices",
     "frontend/known_values.py": "arithmetic on constants: loop bounds, windows",
     "ir/coverage.py": "in which parameter the names of kernels stand",
+    "frontend/tracing/sliced_products.py": "the ops whose parameters it changes",
     "attention/softmax.py": "the ops that a softmax is made of, NumPy's on masks",
     "attention/written.py": "the op whose parameters say which dims are summed",
     "passes/microbatch/flow/analysis.py": "sums that only differentiation makes",

@@ -24,6 +24,7 @@ Elements are the same: row numbers are never out of bounds.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -53,6 +54,7 @@ from rhino_jax.frontend.registry import traits_of
 from rhino_jax.frontend.rules.gather import IndexedDims
 from rhino_jax.frontend.rules.rotate import rotate
 from rhino_jax.frontend.tracing.integers import Integers
+from rhino_jax.frontend.tracing.sliced_products import sliced_product
 from rhino_jax.frontend.tracing.windows import (
     COMBINE,
     Move,
@@ -274,6 +276,8 @@ def _opened(jaxpr: Any, integers: Integers) -> Any:
         integers.see_const(var, const)
     made: dict[Any, Any] = {}  # variable → the equation that computes it
     grids = shifted_shapes(jaxpr)
+    read = [v for eqn in inner.eqns for v in eqn.invars] + [*inner.outvars]
+    readers = Counter(v for v in read if not is_literal(v))
     for eqn in inner.eqns:
         first = eqn.invars[0] if eqn.invars else None
         before = None if first is None or is_literal(first) else made.get(first)
@@ -284,6 +288,7 @@ def _opened(jaxpr: Any, integers: Integers) -> Any:
             or opened_pad(eqn)
             or _rotation(eqn, made)
             or moved_pad(eqn, made)
+            or sliced_product(eqn, made, readers)
             or by_rows(eqn, integers)
         )
         if move is None:
