@@ -26,7 +26,7 @@ from rhino_jax._compat import (
 )
 from rhino_jax.attention.softmax import TracedValue, fact_of, literal_value
 from rhino_jax.attention.written import AS_WRITTEN, Attention
-from rhino_jax.frontend.forms.calls import CallTrace
+from rhino_jax.frontend.forms.calls import CallTrace, in_cache_keys
 from rhino_jax.frontend.provenance import source_of
 from rhino_jax.frontend.regions import (
     PLAIN_CALLS,
@@ -47,7 +47,8 @@ def find_written(jaxpr: Any) -> CallTrace:
     """Return a trace of the attentions that a jaxpr writes out, as calls of forms."""
     calls = CallTrace()
     run = functools.partial(_run, calls=calls, runs=False)
-    with fused_attention_traced():
+    # As of `rhino.choose`: what is traced here, JAX caches apart.
+    with in_cache_keys()(object()), fused_attention_traced():
         _evaluated(jaxpr, [TracedValue(v.aval) for v in open_jaxpr(jaxpr).invars], run)
     return calls
 

@@ -76,7 +76,8 @@ class CallSite:
         avals = (v.aval for v in jaxpr.invars)
         types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
         run = jax.jit(functools.partial(jax.core.eval_jaxpr, jaxpr, ()))
-        with fused_attention_traced():
+        # Functions that JAX caches keep the source lines of those who call them first.
+        with _within(None), fused_attention_traced():
             try:
                 traced = run.trace(*types)
             except Exception:  # collectives over axes of a `shard_map` around the call
