@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rhino_jax._compat import is_literal
+from rhino_jax.attention.masks import LOW, Bounds, evaluated, exactly
+from rhino_jax.frontend.known_values import IDENTITIES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,10 +29,28 @@ class Constant:
     """A value that no input changes.
 
     Attributes:
-      array: returns it, with size 1 in dims along which it does not change.
+      bounds: returns its bounds; None if they are not known.
     """
 
-    array: Callable[[], np.ndarray]
+    bounds: Callable[[], Bounds | None]
+
+    @property
+    def array(self) -> np.ndarray | None:
+        """The value, with size 1 in dims along which it does not change; None if it is
+        not known."""
+        found = self.bounds()
+        return found.low if found is not None and found.is_exact else None
+
+    @classmethod
+    def of(cls, eqn: Any, operands: Sequence[Constant]) -> Constant:
+        """Return the result of an equation, which is computed when it is asked for."""
+
+        @functools.cache
+        def bounds() -> Bounds | None:
+            with jax.ensure_compile_time_eval():
+                return evaluated(eqn, [operand.bounds() for operand in operands])
+
+        return cls(bounds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,28 +150,6 @@ class Scores:
 DEPTH = -1
 """Id of the dim over which the first product sums, and of the features of values."""
 
-MIN_FILL = -1e4
-"""Greatest value that scores are replaced by where they are masked: its exponential is
-0 in every type."""
-
-_SAME = frozenset(("convert_element_type", "stop_gradient", "copy", "copy_p"))
-"""Ops whose result is their operand, but for its type and its gradient."""
-
-_NUMPY: Mapping[str, Callable[..., Any]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
-    "max": np.maximum, "min": np.minimum, "ge": np.greater_equal, "gt": np.greater,
-    "le": np.less_equal, "lt": np.less, "eq": np.equal, "ne": np.not_equal,
-    "and": np.bitwise_and, "or": np.bitwise_or, "not": np.invert, "neg": np.negative,
-    "sqrt": np.sqrt, "abs": np.abs, "rsqrt": lambda x: 1 / np.sqrt(x),
-    "select_n": lambda which, *cases: np.where(which, *cases[::-1]),
-}  # fmt: skip
-"""Op → what it computes of constants, element by element."""
-
-
-def constant(array: Any) -> Constant:
-    """Return the fact of an array that is known."""
-    return Constant(lambda: np.asarray(array))
-
 
 def fact_of(eqn: Any, operands: Sequence[TracedValue]) -> Any:
     """Return the fact of the only result of an equation.
@@ -161,7 +160,7 @@ def fact_of(eqn: Any, operands: Sequence[TracedValue]) -> Any:
     """
     facts = [v.fact for v in operands]
     if all(isinstance(f, Constant) for f in facts):
-        return _constant(eqn, facts)
+        return Constant.of(eqn, facts)
     name, aval = eqn.primitive.name, eqn.outvars[0].aval
     if name == "dot_general":
         return _product(eqn, operands) if _is_product(eqn) else None
@@ -170,7 +169,7 @@ def fact_of(eqn: Any, operands: Sequence[TracedValue]) -> Any:
         is_repeated = name == "broadcast_in_dim"
         dims = eqn.params["broadcast_dimensions"] if is_repeated else ()
         return Repeated(operands[0], dims) if is_repeated else None
-    if name in _SAME:
+    if name in IDENTITIES:
         # Gradients of scores do not stop; those of maxima add up to zero.
         is_stopped = name == "stop_gradient" and found[0].stage != "maxima"
         is_float = jnp.issubdtype(aval.dtype, np.floating)
@@ -185,54 +184,6 @@ def fact_of(eqn: Any, operands: Sequence[TracedValue]) -> Any:
     if len(found) == len(facts) == 2:
         return _pair(name, *found)
     return _with_other(name, operands, found[0])
-
-
-def _constant(eqn: Any, facts: Sequence[Constant]) -> Constant | None:
-    name, aval = eqn.primitive.name, eqn.outvars[0].aval
-    arrays = [f.array for f in facts]
-    if name == "iota":
-        size, dim = aval.shape[eqn.params["dimension"]], eqn.params["dimension"]
-        shape = [1] * len(aval.shape)
-        shape[dim] = size
-        make = functools.partial(np.arange, size)
-        return _once(lambda: make().reshape(shape).astype(aval.dtype))
-    # Integers are divided otherwise, and several cases chosen.
-    is_plain = name != "div" or not np.issubdtype(aval.dtype, np.integer)
-    if name in _NUMPY and is_plain and len(arrays) <= 3:
-        compute = _NUMPY[name]
-        return _once(lambda: compute(*[a() for a in arrays]).astype(aval.dtype))
-    if name == "convert_element_type":
-        return _once(lambda: arrays[0]().astype(aval.dtype))
-    if name in _SAME:
-        return facts[0]
-    if name == "broadcast_in_dim":
-        placed = eqn.params["broadcast_dimensions"]
-
-        def broadcast() -> np.ndarray:
-            array, shape = arrays[0](), [1] * len(aval.shape)
-            for dim, size in zip(placed, array.shape, strict=True):
-                shape[dim] = size
-            return array.reshape(shape)
-
-        return _once(broadcast)
-    if name in ("reshape", "squeeze", "expand_dims", "transpose"):
-        shape = eqn.invars[0].aval.shape
-        dims = _moved(eqn, tuple(range(len(shape))), shape, aval.shape)
-        if dims is not None:
-
-            def move() -> np.ndarray:
-                array, kept = arrays[0](), [d for d in dims if d is not None]
-                rest = [d for d in range(len(shape)) if d not in kept]
-                moved = array.transpose(*kept, *rest)
-                sizes = iter(moved.shape)
-                return moved.reshape([1 if d is None else next(sizes) for d in dims])
-
-            return _once(move)
-    return None
-
-
-def _once(make: Callable[[], np.ndarray]) -> Constant:
-    return Constant(functools.cache(make))
 
 
 def _is_product(eqn: Any) -> bool:
@@ -336,7 +287,7 @@ def _with_other(
         term = _mask(operands[1 - at], of)
     elif name == "select_n" and len(operands) == 3 and at:
         fill = _number(operands[3 - at])
-        if fill is None or fill > MIN_FILL:
+        if fill is None or fill > LOW:
             return None
         term = _mask(operands[0], of, fill, keeps=at == 2)
     else:
@@ -357,11 +308,12 @@ def _number(value: TracedValue) -> float | None:
     """Return the number that a constant is everywhere; None for others."""
     if not isinstance(value.fact, Constant):
         return None
-    array = value.fact.array()
-    return float(array.reshape(())) if array.size == 1 else None
+    array = value.fact.array
+    return float(array.min()) if array is not None and array.size == 1 else None
 
 
 def literal_value(array: Any, atom: Any) -> TracedValue:
     """Return the value of a literal, or of a constant of a jaxpr."""
     is_known = is_literal(atom) or isinstance(array, np.ndarray)
-    return TracedValue(atom.aval, array, constant(array) if is_known else None)
+    known = Constant(functools.partial(exactly, array)) if is_known else None
+    return TracedValue(atom.aval, array, known)

@@ -11,9 +11,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from rhino_jax.attention.masks import LOW
 from rhino_jax.attention.softmax import (
     DEPTH,
-    MIN_FILL,
     Constant,
     Mask,
     Scores,
@@ -24,9 +24,6 @@ from rhino_jax.frontend.forms.attention import FORMS
 
 MIN_LENGTH = 128
 """Fewest queries and keys of attention that is worth a kernel."""
-
-MAX_MASK = 1 << 28
-"""Maximum number of elements of a mask that is read: 256 MiB, 16,384 positions."""
 
 AS_WRITTEN = "as written"
 
@@ -241,13 +238,12 @@ class Attention:
         """Return [queries, keys], whether a constant mask keeps each score; None for
         other terms."""
         fact = mask.value.fact
-        is_large = math.prod(mask.value.aval.shape[-2:]) > MAX_MASK
-        if not isinstance(fact, Constant) or is_large:
+        array = fact.array if isinstance(fact, Constant) else None
+        if array is None:
             return None
-        array = fact.array()
         if mask.fill is not None:
             kept = array.astype(bool) == mask.keeps
-        elif ((array == 0) | (array <= MIN_FILL)).all():
+        elif ((array == 0) | (array <= LOW)).all():
             kept = array == 0
         else:
             return None

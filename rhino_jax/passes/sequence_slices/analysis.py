@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rhino_jax._compat import open_jaxpr
+from rhino_jax.attention.masks import EXTREME, Bounds, adds
 from rhino_jax.errors import TokenSliceError
 from rhino_jax.ir.axes import AxisSpan, FactorSpan, follow, locate
 from rhino_jax.ir.factor import FactorKind
@@ -33,7 +34,6 @@ from rhino_jax.passes.sequence_slices.flow import (
     on_tokens,
     on_window,
 )
-from rhino_jax.passes.sequence_slices.masks import EXTREME, Bounds, adds
 from rhino_jax.passes.sequence_slices.opened import OpenedProgram
 from rhino_jax.passes.staged.apart import Apart
 

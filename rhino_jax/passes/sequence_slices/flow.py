@@ -14,12 +14,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from rhino_jax.frontend.rules.shape import starts_of
-from rhino_jax.ir.axes import AxisSpan, FactorSpan, locate, place
-from rhino_jax.ir.factor import FactorKind, Layout, Rule
-from rhino_jax.ir.program import Op
-from rhino_jax.ir.traits import OpKind
-from rhino_jax.passes.sequence_slices.masks import (
+from rhino_jax.attention.masks import (
     AT_ZERO,
     LOW,
     MODERATE,
@@ -29,6 +24,11 @@ from rhino_jax.passes.sequence_slices.masks import (
     of_pairs,
     uniform,
 )
+from rhino_jax.frontend.rules.shape import starts_of
+from rhino_jax.ir.axes import AxisSpan, FactorSpan, locate, place
+from rhino_jax.ir.factor import FactorKind, Layout, Rule
+from rhino_jax.ir.program import Op
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.rewrite.flat import FlatOp
 from rhino_jax.utils.union_find import DisjointSets
 

@@ -20,6 +20,7 @@ from rhino_jax._compat import (
     tagged,
     untagged,
 )
+from rhino_jax.attention.masks import Bounds, evaluated, exactly
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.regions import (
     call_scope,
@@ -29,7 +30,6 @@ from rhino_jax.frontend.regions import (
     region_kind,
 )
 from rhino_jax.ir.program import Program, RegionKind
-from rhino_jax.passes.sequence_slices.masks import Bounds, evaluated, exactly
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.sides import sides_of
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram

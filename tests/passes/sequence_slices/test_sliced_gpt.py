@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from helpers_slices import check, of_zoo
 
+from rhino_jax.attention import masks
 from rhino_jax.errors import TokenSliceError
-from rhino_jax.passes.sequence_slices import masks, opened
+from rhino_jax.passes.sequence_slices import opened
 from rhino_jax.passes.sequence_slices.sliced import sequence_length, sliced
 from tests.cases import covering
 from tests.passes.interpreter import interpret

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from rhino_jax._compat import is_literal, jaxpr_consts
-from rhino_jax.passes.sequence_slices.masks import Bounds, evaluated, exactly
+from rhino_jax.attention.masks import Bounds, evaluated, exactly
 
 
 S = 6
