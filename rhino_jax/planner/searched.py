@@ -395,10 +395,13 @@ def in_best_forms(search: Search, plan: Callable[[Search], PlanData]) -> PlanDat
     """
     pins, target = search.form_pins, search.target
     hardware = target.name, target.device.platform
-    sought = hardware[1] if search.options.attention == AUTO else None
+    is_free = search.options.attention == AUTO
     calls = [
         (site, *usable_forms(site, *hardware, pins.get(site.key), search.what))
-        for site in sites_of(search.traced.forms, pins, sought)
+        for site in sites_of(
+            search.traced.forms, pins, hardware[1] if is_free else None
+        )
+        if is_free or site.first != AS_WRITTEN or site.key in pins
     ]
     calls = [call for call in calls if {call[0].first, *call[1]} != {AS_WRITTEN}]
     if not calls:

@@ -273,10 +273,24 @@ def test_forward_derivatives_are_as_written() -> None:
         return jax.jvp(as_einsums, args, args)
 
     plan = rhino.plan(step, *args, mesh=MESH, pins={"*": "cudnn"})
+    assert forms_of(plan) == ["cudnn"]
     got, want = plan.jit(step)(*args), jax.jit(step)(*args)
     for a, b in zip(got, want, strict=True):
         a, b = (np.asarray(x, np.float32) for x in (a, b))
         np.testing.assert_allclose(a / abs(b).max(), b / abs(b).max(), atol=2e-2)
+
+
+def test_a_pin_of_another_call_leaves_attention_as_written() -> None:
+    q = jax.ShapeDtypeStruct((16, 2048, 8, 128), jnp.bfloat16)
+    wave = rhino.choose(sine=jnp.sin, cosine=jnp.cos)
+
+    def step(*args: Any) -> Any:
+        with jax.named_scope("wave"):
+            q = wave(args[0])
+        return as_einsums(q, *args[1:])
+
+    plan = rhino.plan(step, q, q, q, hardware="v5e:2x4", pins={"wave": "cosine"})
+    assert forms_of(plan) == ["cosine"]
 
 
 def test_the_planner_takes_the_kernel_and_a_saved_plan_keeps_it(tmp_path: Any) -> None:
