@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from rhino_jax._compat.attention import (
     fused_attention_traced as fused_attention_traced,
-    instead_of_vjp as instead_of_vjp,
 )
 from rhino_jax._compat.compiling import (
     JITTED as JITTED,
@@ -66,6 +65,7 @@ from rhino_jax._compat.tracing import (
     eqn_context as eqn_context,
     hide_frames as hide_frames,
     in_current_mesh as in_current_mesh,
+    instead_of_vjp as instead_of_vjp,
     is_on_host as is_on_host,
     key_words as key_words,
     name_as as name_as,

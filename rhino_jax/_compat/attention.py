@@ -1,5 +1,4 @@
-"""cuDNN's fused attention, traced and run where there is no GPU; gradients of functions
-whose attention is replaced.
+"""cuDNN's fused attention, traced and run where there is no GPU.
 
 `jax.nn.dot_product_attention(implementation="cudnn")` asks for the library's version
 while it is traced, and lowers for CUDA alone.
@@ -15,7 +14,6 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
-from jax._src import api
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.interpreters import mlir
 
@@ -43,16 +41,6 @@ def fused_attention_traced() -> Iterator[None]:
         ):
             yield
     else:
-        yield
-
-
-@contextlib.contextmanager
-def instead_of_vjp(new: Any) -> Iterator[None]:
-    """Replace `jax.vjp`, by which `jax.grad` and `jax.value_and_grad` differentiate.
-
-    Same on both versions.
-    """
-    with mock.patch.object(api, "vjp", new), mock.patch.object(jax, "vjp", new):
         yield
 
 

@@ -7,12 +7,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax._src import (
+    api,
     api_util,
     array,
     core as jax_core,
@@ -342,3 +344,13 @@ def threefry_words(words: Any, at: Any, dtype: Any) -> Any:
         first, second = (lax.convert_element_type(x, dtype) for x in (first, second))
         return lax.shift_left(first, lax.full_like(first, 32)) | second
     return lax.convert_element_type(first ^ second, dtype)
+
+
+@contextlib.contextmanager
+def instead_of_vjp(new: Any) -> Iterator[None]:
+    """Replace `jax.vjp`, by which `jax.grad` and `jax.value_and_grad` differentiate.
+
+    Same on both versions.
+    """
+    with mock.patch.object(api, "vjp", new), mock.patch.object(jax, "vjp", new):
+        yield

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rhino_jax.attention.replaced import find_written
+from rhino_jax.attention.written import AS_WRITTEN
 from rhino_jax.errors import PinError, TraceError
 from rhino_jax.frontend.forms.calls import CallSite, Forms
 
@@ -33,12 +34,16 @@ def sites_of(
 
 
 def _written(forms: Forms) -> tuple[CallSite, ...]:
-    """Return the attentions that a function writes out, but for those that are forms of
-    its calls."""
+    """Return the attentions that a function writes out and `jax.nn` can compute, but
+    for those that are forms of its calls."""
     if forms.written is None:
         places = {place[1:] for place in forms.known}
         found = find_written(forms.jaxpr).sites.items()
-        own = {place: site for place, site in found if place[1:] not in places}
+        own = {
+            place: site
+            for place, site in found
+            if place[1:] not in places and site.first == AS_WRITTEN
+        }
         forms.known.update(own)
         forms.written = tuple(own.values())
     return forms.written

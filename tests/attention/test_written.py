@@ -143,6 +143,14 @@ def wider_values(q: Any, k: Any, v: Any) -> Any:
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v.astype(jnp.float32))
 
 
+def of_eight_bits(q: Any, k: Any, v: Any) -> Any:
+    """`jax.nn` does not compute it in these types."""
+    q, k, v = (x.astype(jnp.float8_e4m3fn) for x in (q, k, v))
+    product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(product("bqhd,bkhd->bhqk", q, k)).astype(v.dtype)
+    return product("bhqk,bkhd->bqhd", weights, v)
+
+
 def short(q: Any, k: Any, v: Any) -> Any:
     return as_einsums(q[:, :64], k[:, :64], v[:, :64])
 
@@ -256,6 +264,7 @@ def test_modules_of_libraries_are_found() -> None:
         rounded,
         capped,
         wider_values,
+        of_eight_bits,
         short,
     ],
 )

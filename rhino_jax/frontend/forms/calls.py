@@ -130,29 +130,29 @@ class CallTrace:
         functions: Functions,
         args: Any,
         kwargs: Any,
-        known: tuple[Source, str] | None = None,
+        place: tuple[Source, str] | None = None,
     ) -> str:
         """Return the form of a call, and record the call.
 
         Args:
           functions: the forms.
           args, kwargs: its arguments; of arrays, their types suffice.
-          known: its source line and types; None: those of the call that runs.
+          place: its source line and types; None: those of the call that runs.
 
         Raises:
           TraceError: no form can be traced, or their results differ.
         """
         leaves, tree = jax.tree.flatten((args, kwargs))
-        source, types = known or (source_of(current_source()), _types_of(leaves))
+        source, types = place or (source_of(current_source()), _types_of(leaves))
         text = f"{source.function}: {' | '.join(functions)} of {types}"
-        place = text, source.file, source.line
-        site = self.sites.get(place)
+        where = text, source.file, source.line
+        site = self.sites.get(where)
         if site is None:
             same = sum(other[0] == text for other in self.sites)
             key = f"{text} #{same + 1}" if same else text
-            site = self.known.get(place)
+            site = self.known.get(where)
             site = site or _site(functions, leaves, tree, key, source)
-            self.sites[place] = site
+            self.sites[where] = site
         site.scopes.add(source.scopes)
         return self.chosen.get(site.key, site.first)
 
